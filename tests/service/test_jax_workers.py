@@ -92,6 +92,38 @@ def test_the_bits_are_the_same_after_a_worker_was_killed(expected) -> None:
         assert bits(after_a_while(*arguments(150))) == expected
 
 
+def test_workers_run_loops_over_sequences() -> None:
+    batch = {"x": (FLOAT, [4, 3]), "y": (FLOAT, [4])}
+
+    @fedstack.jax_computation((FLOAT, [3]), fl.SequenceType(batch))
+    def fitted(model, batches):
+        def step(model, batch):
+            return model - 0.1 * batch["x"].T @ (batch["x"] @ model - batch["y"])
+
+        return batches.scan(step, model)
+
+    @fl.federated_computation(
+        fl.FederatedType((FLOAT, [3]), fl.SERVER), fl.FederatedType(fl.SequenceType(batch), fl.CLIENTS)
+    )
+    def all_models(model, clients):
+        return fl.federated_map(fitted, (fl.federated_broadcast(model), clients))
+
+    random = np.random.default_rng(0)
+    clients = [
+        fedstack.batches(
+            {"x": random.normal(size=(n, 3)).astype(FLOAT), "y": np.ones(n, FLOAT)}, 4, drop_remainder=True
+        )
+        for n in range(0, 40, 5)
+    ]
+    model = np.zeros(3, FLOAT)
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        here = all_models(model, clients)
+    assert not np.array_equal(here[1], here[7])
+    with local_worker_pool(2) as pool, fedstack.create_sync_remote_execution_context(pool) as context:
+        with fedstack.use_context(context):
+            assert bits(all_models(model, clients)) == bits(here)
+
+
 def test_an_error_of_a_worker_names_the_function() -> None:
     message = projected.to_proto()
     message.xla.hlo_module.value = message.xla.hlo_module.value[:-10]

@@ -99,20 +99,29 @@ class SequenceArgument(ShownSequence):
         return f"SequenceArgument({self.payload!r})"
 
 
-def argument_converter(type_spec: Type, maker_of: Callable[[StructType], Maker] | None = None) -> Convert | None:
+# Returns what a function receives as a sequence, given its payload, the type of an element, and its converter.
+MakeSequence = Callable[[Iterable[object], Type, Convert | None], object]
+
+
+def argument_converter(
+    type_spec: Type,
+    maker_of: Callable[[StructType], Maker] | None = None,
+    make_sequence: MakeSequence = SequenceArgument,
+) -> Convert | None:
     """Returns the function that converts payloads to arguments of a leaf function; `None` if no conversion is needed.
 
     Args:
       type_spec: The type of the payloads.
       maker_of: Returns the function that builds the container of a struct type. By default structs become tuples.
+      make_sequence: Makes what a function receives as a sequence.
     """
     if isinstance(type_spec, SequenceType):
-        element, shown = type_spec.element, argument_converter(type_spec.element, maker_of)
-        return lambda payload: SequenceArgument(cast("Iterable[object]", payload), element, shown)
+        element, shown = type_spec.element, argument_converter(type_spec.element, maker_of, make_sequence)
+        return lambda payload: make_sequence(cast("Iterable[object]", payload), element, shown)
     if not isinstance(type_spec, StructType):
         return None
     make = None if maker_of is None else maker_of(type_spec)
-    members = [argument_converter(t, maker_of) for _, t in fields_of(type_spec)]
+    members = [argument_converter(t, maker_of, make_sequence) for _, t in fields_of(type_spec)]
     if not any(members):
         return cast("Convert | None", make)
     build = cast(Maker, make or tuple)

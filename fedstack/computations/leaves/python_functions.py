@@ -16,11 +16,18 @@ import attrs
 from google.protobuf import any_pb2
 
 from fedstack.computations.leaves.declared_types import calls_by_name, unpacks
-from fedstack.computations.leaves.leaf import Convert, Leaf, argument_converter, converted
+from fedstack.computations.leaves.leaf import (
+    Convert,
+    Leaf,
+    MakeSequence,
+    SequenceArgument,
+    argument_converter,
+    converted,
+)
 from fedstack.computations.leaves.leaf_runtimes import PROCESS
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import fields_of
-from fedstack.computations.values.containers import argument_maker
+from fedstack.computations.values.containers import Maker, argument_maker
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import name_text
 from fedstack.proto import carriers_pb2
@@ -146,15 +153,27 @@ class PythonLeaf(Leaf):
         self.evaluate = bind(function, parameter)  # an attribute, because a method would add one more call per client
 
 
-def bind(function: Callable[..., object], parameter: Type | None) -> Convert:
-    """Returns a function that accepts a payload and calls `function` with the arguments that its signature requires."""
+def bind(
+    function: Callable[..., object],
+    parameter: Type | None,
+    maker_of: Callable[[StructType], Maker] = argument_maker,
+    make_sequence: MakeSequence = SequenceArgument,
+) -> Convert:
+    """Returns a function that accepts a payload and calls `function` with the arguments that its signature requires.
+
+    Args:
+      function: The function.
+      parameter: Its parameter type; `None` if it has no parameter.
+      maker_of: Returns the function that builds the container of a struct type.
+      make_sequence: Makes what the function receives as a sequence.
+    """
     if parameter is None:
         return lambda _: function()
     if not unpacks(function, parameter):
-        convert = argument_converter(parameter, argument_maker)
+        convert = argument_converter(parameter, maker_of, make_sequence)
         return function if convert is None else lambda payload: function(convert(payload))
     fields = fields_of(cast(StructType, parameter))
-    converters = [argument_converter(t, argument_maker) for _, t in fields]
+    converters = [argument_converter(t, maker_of, make_sequence) for _, t in fields]
     if not calls_by_name(function, cast(StructType, parameter)):
         if not any(converters):
             return lambda payload: function(*cast("tuple[object, ...]", payload))

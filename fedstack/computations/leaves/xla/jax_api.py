@@ -12,7 +12,7 @@ import contextlib
 import functools
 import importlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, TypeAlias, cast
 
@@ -92,9 +92,9 @@ def shaped(shape: Sequence[object], dtype: np.dtype[Any]) -> Traced:
     return jax().ShapeDtypeStruct(tuple(shape), dtype)
 
 
-def symbol(name: str) -> Traced:
-    """Returns a symbol for an unknown size."""
-    return jax().export.symbolic_shape(name)[0]
+def symbols(names: Sequence[str]) -> Mapping[str, Traced]:
+    """Returns symbols for unknown sizes, by their names."""
+    return dict(zip(names, jax().export.symbolic_shape(",".join(names)))) if names else {}
 
 
 def array(value: object, dtype: np.dtype[Any] | None = None) -> Traced:
@@ -105,6 +105,32 @@ def array(value: object, dtype: np.dtype[Any] | None = None) -> Traced:
 def mapped(function: FlatFunction) -> FlatFunction:
     """Returns a function of stacked arguments, whose results are stacked."""
     return jax().vmap(function)
+
+
+def register_tree(
+    kind: type,
+    flatten: Callable[[Any], tuple[Sequence[object], Hashable]],
+    unflatten: Callable[[Any, Sequence[object]], object],
+) -> None:
+    """Makes the instances of a class trees of JAX. Does nothing if they are trees already.
+
+    Args:
+      kind: The class.
+      flatten: Returns the parts of an instance, and what else there is to know.
+      unflatten: Makes an instance of what else there is to know, and of parts.
+    """
+    with contextlib.suppress(ValueError):
+        jax().tree_util.register_pytree_node(kind, flatten, unflatten)
+
+
+def folded(step: Callable[[Traced, Any], Any], state: Any, length: Traced) -> Any:
+    """Returns the last of the states that a function makes, given the index of a step and a state."""
+    return jax().lax.fori_loop(0, length, step, jax().tree_util.tree_map(array, state))
+
+
+def row_of(rows: Traced, index: Traced) -> Traced:
+    """Returns a row of an array."""
+    return jax().lax.dynamic_index_in_dim(rows, index, keepdims=False)
 
 
 def has_wide_types() -> bool:

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar, cast
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.computation_pickles import reduce_computation
@@ -13,8 +14,15 @@ from fedstack.computations.leaves.function_pickles import Reduced
 from fedstack.computations.leaves.python_computation import LeafComputation
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.computations.leaves.xla.jax_functions import JaxFunction, exported, jax_function
-from fedstack.computations.types.language import FunctionType, StructType, Type, computation_pb2
-from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.types.language import (
+    FunctionType,
+    SequenceType,
+    StructType,
+    TensorType,
+    Type,
+    computation_pb2,
+)
+from fedstack.computations.types.type_structure import fields_of, struct_of
 from fedstack.errors import InvalidComputationError, ResourceLimitError
 
 _P = ParamSpec("_P")
@@ -54,7 +62,7 @@ def jax_computation(
 
     The function is traced once, when it is decorated, and exported. Workers need JAX, but none of the user's code. The
     function receives tracers of JAX; as in `python_computation`, the fields of a struct are accessible by attribute and
-    by key. It must have no side effects.
+    by key, and structs are trees of JAX. The function must have no side effects.
 
     Cheap functions are vectorized: a group of clients is one call of the compiled function. The number of clients in a
     group follows from the cost of the function alone, so that each client's result has the same bits on any number of
@@ -105,8 +113,13 @@ def jax_computation(
 
 
 def _binding(type_spec: Type, indices: "Iterator[int] | None" = None) -> _Binding:
-    """Returns which tensors of an XLA program belong to a value of a type: all of them, in order."""
+    """Returns which tensors of an XLA program belong to a value of a type: all of them, in order.
+
+    A sequence is a struct of the tensors of its stacked elements, and of their number.
+    """
     indices = itertools.count() if indices is None else indices
+    if isinstance(type_spec, SequenceType):
+        type_spec = struct_of([(None, type_spec.element), (None, TensorType(np.int32))])
     if isinstance(type_spec, StructType):
         members = [_binding(member, indices) for _, member in fields_of(type_spec)]
         return _Binding(struct=computation_pb2.Xla.StructBinding(element=members))

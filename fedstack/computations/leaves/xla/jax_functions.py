@@ -7,7 +7,7 @@ sent with the function, so that all processes have the same results.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import attrs
@@ -18,16 +18,25 @@ from fedstack.computations.leaves.leaf import raise_leaf_error
 from fedstack.computations.leaves.python_functions import bind
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced
-from fedstack.computations.types.language import TensorType, Type, infer_type
+from fedstack.computations.leaves.xla.jax_sequences import ROWS, JaxSequence, traced_leaves, traced_payload
+from fedstack.computations.leaves.xla.jax_trees import field_names, tree_maker
+from fedstack.computations.types.language import (
+    SequenceType,
+    StructType,
+    StructWithPythonType,
+    TensorType,
+    Type,
+    infer_type,
+)
 from fedstack.computations.types.type_structure import (
     contains_sequence,
     exact_bytes,
+    fields_of,
     flatten,
-    has_open_sizes,
     is_string,
+    join_path,
     shape_fits,
     tensor_leaves,
-    unflatten,
 )
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.computations.values.values import normalize
@@ -74,12 +83,17 @@ def jax_function(
       TypeMismatchError: If the function returns another type than `result`.
     """
     check_types(name, parameter, result)
-    call = bind(function, parameter)
+    if result is not None and contains_sequence(result):
+        raise InvalidComputationError(
+            f"Expected tensors and structs of them as the result of the JAX function {name!r}, found {result}; return "
+            "an array with a leading axis"
+        )
+    call = bind(function, parameter, tree_maker, JaxSequence)
     found: list[Type] = []
 
     def called(arguments: Sequence[Traced]) -> object:
         try:
-            return call(None if parameter is None else unflatten(iter(arguments), parameter))
+            return call(None if parameter is None else traced_payload(iter(arguments), parameter))
         except BaseException as error:
             raise_leaf_error(error, name, None)
 
@@ -109,17 +123,17 @@ def check_types(name: str, *types: Type | None) -> None:
     for type_spec in types:
         if type_spec is None:
             continue
-        if contains_sequence(type_spec):
-            raise InvalidComputationError(
-                f"Expected tensors and structs of them in the types of the JAX function {name!r}, found {type_spec}; "
-                "declare an array with a leading axis, and use jax.lax.scan in the function"
-            )
-        for path, tensor in tensor_leaves(type_spec):
+        for path, tensor, in_sequence in _tensors(type_spec):
             where = f" at {path.lstrip('.')}" if path else ""
             if is_string(tensor):
                 raise InvalidComputationError(
                     f"Expected numbers in the types of the JAX function {name!r}, found strings{where}; use "
                     "fedstack.python_computation for strings"
+                )
+            if in_sequence and None in (tensor.shape or ()):
+                raise InvalidComputationError(
+                    f"Expected known sizes in the elements of sequences of the JAX function {name!r}, found {tensor}"
+                    f"{where}; declare the size of a batch, and pass fedstack.batches(data, size, drop_remainder=True)"
                 )
             if tensor.shape is None or None in tensor.shape[1:]:
                 raise InvalidComputationError(
@@ -134,6 +148,17 @@ def check_types(name: str, *types: Type | None) -> None:
                 )
 
 
+def _tensors(type_spec: Type, path: str = "") -> Iterator[tuple[str, TensorType, bool]]:
+    """Yields the path and the type of each tensor, and whether it is part of a sequence."""
+    if isinstance(type_spec, SequenceType):
+        yield from ((path + found, tensor, True) for found, tensor in tensor_leaves(type_spec.element, "[0]"))
+    elif isinstance(type_spec, StructType):
+        for index, (member, member_type) in enumerate(fields_of(type_spec)):
+            yield from _tensors(member_type, join_path(path, member, index))
+    else:
+        yield path, cast(TensorType, type_spec), False
+
+
 def _arguments(parameter: Type | None, rows: int | None = None) -> list[Traced]:
     """Returns descriptions of the arguments. All unknown sizes of a parameter are equal: the number of its rows.
 
@@ -143,12 +168,12 @@ def _arguments(parameter: Type | None, rows: int | None = None) -> list[Traced]:
     """
     if parameter is None:
         return []
-    leaves = [tensor for _, tensor in tensor_leaves(parameter)]
-    if rows is None and has_open_sizes(parameter):
-        rows = jax_api.symbol("rows")
+    leaves = traced_leaves(parameter)
+    names = list(dict.fromkeys(name for _, name in leaves if name and not (name == ROWS and rows is not None)))
+    sizes: dict[str, object] = {ROWS: rows, **jax_api.symbols(names)}
     return [
-        jax_api.shaped([rows if size is None else size for size in tensor.shape or ()], tensor.dtype)
-        for tensor in leaves
+        jax_api.shaped([sizes[name] if size is None else size for size in tensor.shape or ()], tensor.dtype)
+        for tensor, name in leaves
     ]
 
 
@@ -181,6 +206,9 @@ def _type_of(value: object, name: str) -> Type:
     def leaf(one: object) -> object:
         if one is None or isinstance(one, (bool, int, float, str, bytes)):
             return one
+        if names := field_names(type(one)):
+            members = [(field, _type_of(getattr(one, field), name)) for field in names]
+            return StructWithPythonType(members, type(one))
         found = jax_api.array(one)
         sizes = tuple(size if isinstance(size, int) else None for size in found.shape)
         return TensorType(np.dtype(found.dtype).type, sizes)
@@ -215,7 +243,7 @@ def exported(function: JaxFunction) -> carriers_pb2.JaxExport:
         name=function.name,
         lanes=lanes_of(function),
     )
-    if function.parameter is not None and has_open_sizes(function.parameter):
+    if function.parameter is not None and any(name == ROWS for _, name in traced_leaves(function.parameter)):
         # Symbols stand for sizes of at least 1. Some functions, such as the maximum, need a row.
         with contextlib.suppress(Exception):
             carrier.empty = jax_api.exported(function.flat, _arguments(function.parameter, 0), function.name)

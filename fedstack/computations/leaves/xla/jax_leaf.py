@@ -17,9 +17,10 @@ from fedstack.computations.leaves.leaf_runtimes import LeafRuntime, register_lea
 from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf, stacked
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.computations.leaves.xla.exported_program import ExportedProgram
+from fedstack.computations.leaves.xla.jax_sequences import ROWS, traced_flattener, traced_leaves
 from fedstack.computations.leaves.xla.looped_leaf import LoopedLeaf, clients_at_once
 from fedstack.computations.types.language import FunctionType, TensorType, Type, computation_pb2
-from fedstack.computations.types.type_structure import flattener, is_scalar, tensor_leaves, type_from_proto, unflatten
+from fedstack.computations.types.type_structure import is_scalar, tensor_leaves, type_from_proto, unflatten
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.foundations.error_text import name_text
 from fedstack.proto import carriers_pb2
@@ -52,8 +53,9 @@ class JaxLeaf(Leaf):
         self._snapshot = None  # the arrays of JAX never change
         self._program = program
         self._empty = empty
-        self._flatten = None if parameter is None else flattener(parameter)
-        self._open = [i for i, tensor in enumerate(_tensors(parameter)) if None in (tensor.shape or ())]
+        self._flatten = None if parameter is None else traced_flattener(parameter)
+        leaves = [] if parameter is None else traced_leaves(parameter)
+        self._open = [index for index, (_, name) in enumerate(leaves) if name == ROWS]
         self._scalars = [i for i, tensor in enumerate(_tensors(result)) if is_scalar(tensor)]
 
     def evaluate(self, argument: object, /) -> object:
@@ -127,7 +129,7 @@ class JaxRuntime(LeafRuntime):
         self, content: bytes, digest: bytes, name: str, parameter: Type | None, result: Type
     ) -> ExportedProgram:
         program = ExportedProgram(_checked(content, digest, name), name)
-        program.check(_tensors(parameter), _tensors(result))
+        program.check([] if parameter is None else [leaf for leaf, _ in traced_leaves(parameter)], _tensors(result))
         return program
 
 
@@ -141,8 +143,8 @@ def _checked(content: bytes, digest: bytes, name: str) -> bytes:
     return content
 
 
-def _tensors(type_spec: Type | None) -> list[TensorType]:
-    return [] if type_spec is None else [tensor for _, tensor in tensor_leaves(type_spec)]
+def _tensors(type_spec: Type) -> list[TensorType]:
+    return [tensor for _, tensor in tensor_leaves(type_spec)]
 
 
 def _read(computation: computation_pb2.Computation) -> carriers_pb2.JaxExport:

@@ -1,0 +1,152 @@
+"""Passes sequences to JAX functions, as stacked arrays of a few sizes.
+
+A compiled function has arrays of fixed sizes. The elements of a sequence are therefore stacked and padded to the next
+power of two, together with their number, so that sequences of all lengths take few compilations.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from fedstack.computations.leaves.leaf import Convert
+from fedstack.computations.leaves.xla import jax_api
+from fedstack.computations.leaves.xla.jax_api import Traced
+from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
+from fedstack.computations.types.type_structure import (
+    contains_sequence,
+    fields_of,
+    flatten,
+    flattener,
+    tensor_leaves,
+    unflatten,
+)
+from fedstack.computations.values.sequences import in_pass
+
+# The name of the unknown first size of tensors that are in no sequence.
+ROWS = "rows"
+_State = TypeVar("_State")
+
+
+class JaxSequence:
+    """A sequence that a JAX function receives.
+
+    Args:
+      payload: The stacked tensors of the elements, and the number of elements.
+      element: The type of an element.
+      convert: Converts the payload of an element; `None` if that is the element.
+    """
+
+    def __init__(self, payload: object, element: Type, convert: Convert | None) -> None:
+        self._rows, self._length = cast("tuple[Sequence[Traced], Traced]", payload)
+        self._element = element
+        self._convert = convert
+
+    @property
+    def length(self) -> Any:
+        """The number of elements."""
+        return self._length
+
+    @property
+    def elements(self) -> Any:
+        """The elements as one element, whose arrays are stacked along a first axis.
+
+        Its size is a power of two. Rows beyond the elements are zeros.
+        """
+        return self._made(self._rows)
+
+    def _made(self, tensors: Sequence[Traced]) -> Any:
+        payload = unflatten(iter(tensors), self._element)
+        return payload if self._convert is None else self._convert(payload)
+
+    def scan(self, step: Callable[[_State, Any], _State], state: _State) -> _State:
+        """Passes over the elements in order, in a compiled loop.
+
+        The loop as a whole cannot be differentiated backwards, but `step` may differentiate what it likes.
+
+        Args:
+          step: Returns the next state, given a state and an element. It is traced once.
+          state: The first state: an array, or a tree of arrays. All states must have its shapes and dtypes.
+
+        Returns:
+          The last state.
+        """
+
+        def take(index: Traced, state: Any) -> Any:
+            return step(state, self._made([jax_api.row_of(rows, index) for rows in self._rows]))
+
+        return jax_api.folded(take, state, self._length)
+
+    def __repr__(self) -> str:
+        return f"<JaxSequence of {self._element}>"
+
+
+def traced_payload(tensors: Iterator[Traced], type_spec: Type) -> object:
+    """Returns the payload of a type with sequences, given the tensors of `traced_leaves`."""
+    if isinstance(type_spec, SequenceType):
+        count = len(list(tensor_leaves(type_spec.element)))
+        return [next(tensors) for _ in range(count)], next(tensors)
+    if isinstance(type_spec, StructType):
+        return tuple([traced_payload(tensors, member) for _, member in fields_of(type_spec)])
+    return next(tensors)
+
+
+def traced_leaves(type_spec: Type) -> list[tuple[TensorType, str]]:
+    """Returns the tensors with which a function is traced, each with the name of its unknown first size, if it has one.
+
+    A sequence is the stacked tensors of its elements, and their number.
+    """
+    found: list[tuple[TensorType, str]] = []
+
+    def visit(one: Type) -> None:
+        if isinstance(one, SequenceType):
+            steps = f"steps{len(found)}"
+            found.extend((_any_number_of(tensor), steps) for _, tensor in tensor_leaves(one.element))
+            found.append((TensorType(np.int32), ""))
+        elif isinstance(one, StructType):
+            for _, member in fields_of(one):
+                visit(member)
+        else:
+            tensor = cast(TensorType, one)
+            found.append((tensor, ROWS if None in (tensor.shape or ()) else ""))
+
+    visit(type_spec)
+    return found
+
+
+def traced_flattener(type_spec: Type) -> Callable[[object], list[object]]:
+    """Returns a function that flattens payloads of a type into the tensors of `traced_leaves`."""
+    if not contains_sequence(type_spec):
+        return flattener(type_spec)
+
+    def visit(payload: object, one: Type, into: list[object]) -> None:
+        if isinstance(one, SequenceType):
+            into.extend(_padded(cast("Iterable[object]", payload), one.element))
+        elif isinstance(one, StructType):
+            for member, (_, member_type) in zip(cast("tuple[object, ...]", payload), fields_of(one)):
+                visit(member, member_type, into)
+        else:
+            into.append(payload)
+
+    def flattened(payload: object) -> list[object]:
+        found: list[object] = []
+        visit(payload, type_spec, found)
+        return found
+
+    return flattened
+
+
+def _any_number_of(tensor: TensorType) -> TensorType:
+    return TensorType(tensor.dtype.type, [None, *(tensor.shape or ())])
+
+
+def _padded(payload: Iterable[object], element: Type) -> Iterable[Traced]:
+    """Yields the arrays of a sequence, and its length."""
+    elements = [flatten(one, element) for one in in_pass(payload, 0)]
+    size = 1 << max(0, len(elements) - 1).bit_length()
+    for index, (_, tensor) in enumerate(tensor_leaves(element)):
+        rows = np.zeros((size, *cast("tuple[int, ...]", tensor.shape or ())), tensor.dtype)
+        if elements:
+            np.stack([cast(np.ndarray, one[index]) for one in elements], out=rows[: len(elements)])
+        yield rows
+    yield np.int32(len(elements))

@@ -1,0 +1,60 @@
+"""Makes trees of JAX of the containers in which functions receive structs, so that `jax.grad` accepts them."""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from fedstack.computations.leaves.xla import jax_api
+from fedstack.computations.types.language import StructType
+from fedstack.computations.values.containers import Maker, argument_maker
+from fedstack.computations.values.records import Record
+
+_registered: "weakref.WeakSet[type]" = weakref.WeakSet()
+
+
+def tree_maker(struct: StructType) -> Maker:
+    """Returns the function that builds the container of a struct type, as a tree of JAX."""
+    make = argument_maker(struct)
+
+    def made(values: Sequence[object]) -> object:
+        found = make(values)
+        _register(type(found))
+        return found
+
+    return made
+
+
+def field_names(kind: type) -> list[str]:
+    """Returns the names of the fields of an attrs class or a dataclass; none for other classes."""
+    fields: Iterable[Any] = getattr(kind, "__attrs_attrs__", ())
+    return [field.name for field in fields] or list(getattr(kind, "__dataclass_fields__", ()))
+
+
+def _register(kind: type) -> None:
+    if kind in _registered or kind in (dict, list, tuple):
+        return
+    make_of = cast("Callable[..., object]", kind)
+    names = field_names(kind)
+    if Record in kind.__mro__:
+        jax_api.register_tree(kind, lambda one: (tuple(one), None), lambda _, parts: make_of(parts))
+    elif dict in kind.__mro__:
+        jax_api.register_tree(kind, _items, lambda keys, parts: make_of(zip(keys, parts)))
+    elif names:
+
+        def parts_of(one: object) -> tuple[Sequence[object], None]:
+            return [getattr(one, name) for name in names], None
+
+        def make(_: None, parts: Sequence[object]) -> object:
+            one: object = cast(Any, object).__new__(
+                kind
+            )  # JAX also makes instances of what is no array, which a class may refuse
+            for name, part in zip(names, parts):
+                object.__setattr__(one, name, part)
+            return one
+
+        jax_api.register_tree(kind, parts_of, make)
+    _registered.add(kind)
+
+
+def _items(one: Mapping[str, object]) -> tuple[Sequence[object], tuple[str, ...]]:
+    return list(one.values()), tuple(one)

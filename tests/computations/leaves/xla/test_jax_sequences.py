@@ -1,0 +1,168 @@
+"""Sequences and structs in JAX functions: compiled loops over elements, and containers that `jax.grad` accepts."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import attrs
+import federated_language as fl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.errors import InvalidComputationError, LeafError
+
+FLOAT = np.float32
+MODEL = {"w": (FLOAT, [3]), "b": FLOAT}
+BATCH = {"x": (FLOAT, [4, 3]), "y": (FLOAT, [4])}
+
+
+def locally(computation, *arguments, **options):
+    with fedstack.use_context(fedstack.create_sync_local_execution_context(**options)):
+        return computation(*arguments)
+
+
+def loss(model, batch):
+    return jnp.mean((batch["x"] @ model["w"] + model["b"] - batch["y"]) ** 2)
+
+
+@fedstack.jax_computation(MODEL, fl.SequenceType(BATCH))
+def trained(model, batches):
+    def step(model, batch):
+        return jax.tree.map(lambda one, change: one - 0.1 * change, model, jax.grad(loss)(model, batch))
+
+    return {"model": batches.scan(step, model), "batches": batches.length}
+
+
+def client(rows: int, seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(rows, 3)).astype(FLOAT)
+    return {"x": x, "y": x @ np.array([1, -2, 3], FLOAT) + 1}
+
+
+def expected(model, batches):
+    for batch in batches:
+        error = batch["x"] @ model["w"] + model["b"] - batch["y"]
+        change = {"w": 2 * batch["x"].T @ error / len(error), "b": 2 * error.mean()}
+        model = {name: model[name] - FLOAT(0.1) * change[name] for name in model}
+    return model
+
+
+ZERO = {"w": np.zeros(3, FLOAT), "b": np.float32(0)}
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 7, 8, 20])
+def test_a_loop_has_as_many_steps_as_there_are_elements(length: int) -> None:
+    data = client(4 * length + 3, length)  # three rows are left over
+    batches = fedstack.batches(data, 4, drop_remainder=True)
+    found = locally(trained, ZERO, batches)
+    assert found["batches"] == length
+    wanted = expected(ZERO, list(batches))
+    for name in ZERO:
+        assert np.allclose(found["model"][name], wanted[name], rtol=1e-4, atol=1e-5)
+    again = locally(trained, ZERO, list(batches))
+    assert all(np.array_equal(found["model"][name], again["model"][name]) for name in ZERO)
+
+
+def test_clients_of_all_lengths_take_few_compilations() -> None:
+    as_float = fedstack.jax_computation(np.int32)(lambda n: n.astype(FLOAT))
+
+    @fl.federated_computation(fl.FederatedType(MODEL, fl.SERVER), fl.FederatedType(fl.SequenceType(BATCH), fl.CLIENTS))
+    def average(model, clients):
+        found = fl.federated_map(trained, (fl.federated_broadcast(model), clients))
+        return fl.federated_mean(found.model, weight=fl.federated_map(as_float, found.batches))
+
+    clients = [fedstack.batches(client(4 * (rows % 20), rows), 4, drop_remainder=True) for rows in range(60)]
+    model = ZERO
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        for _ in range(30):
+            model = average(model, clients)
+    assert np.allclose(model["w"], [1, -2, 3], atol=1e-2)
+
+
+def test_elements_may_be_read_as_stacked_arrays() -> None:
+    @fedstack.jax_computation(fl.SequenceType((FLOAT, [2])))
+    def total(rows):
+        inside = jnp.arange(rows.elements.shape[0]) < rows.length
+        return {"sum": jnp.where(inside[:, None], rows.elements, 0).sum(0), "padded": rows.elements.shape[0] + 0}
+
+    found = locally(total, [np.array([1, 2], FLOAT)] * 5)
+    assert found["sum"].tolist() == [5, 10]
+    assert found["padded"] == 8
+    assert locally(total, [])["sum"].tolist() == [0, 0]
+
+
+def test_several_sequences_have_lengths_of_their_own() -> None:
+    @fedstack.jax_computation({"a": fl.SequenceType(FLOAT), "b": fl.SequenceType({"c": np.int32})}, (FLOAT, [None]))
+    def sums(both, rows):
+        first = both.a.scan(lambda total, x: total + x, 0.0)
+        second = both["b"].scan(lambda total, x: total + x["c"], jnp.int32(0))
+        return first, second, rows.sum()
+
+    found = locally(sums, {"a": [1.0, 2.0, 3.0], "b": [{"c": 4}]}, np.ones(6, FLOAT))
+    assert found == (np.float32(6), np.int32(4), np.float32(6))
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@attrs.frozen
+class Point:
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    slope: Any
+    start: Any
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"a": FLOAT, "b": FLOAT},
+        Pair(FLOAT, FLOAT),
+        Point(FLOAT, FLOAT),
+        fl.StructType([("a", FLOAT), ("b", FLOAT)]),
+        fl.StructType([FLOAT, FLOAT]),
+        [FLOAT, (FLOAT, {"c": FLOAT})],
+    ],
+    ids=["dict", "named tuple", "attrs", "record", "without names", "nested"],
+)
+def test_all_containers_are_trees_of_jax(model) -> None:
+    @fedstack.jax_computation(model)
+    def gradient(model):
+        return jax.grad(lambda model: sum(leaf**2 for leaf in jax.tree.leaves(model)))(model)
+
+    leaves = gradient.type_signature.result
+    assert leaves.is_equivalent_to(gradient.type_signature.parameter)
+
+
+def test_a_data_class_is_a_tree_of_jax() -> None:
+    @fedstack.jax_computation({"line": fl.StructWithPythonType([("slope", FLOAT), ("start", FLOAT)], Line)})
+    def gradient(models):
+        assert isinstance(models["line"], Line)
+        changed = jax.grad(lambda line: line.slope**2 + 3 * line.start)(models["line"])
+        return changed.slope, changed.start
+
+    assert locally(gradient, {"line": {"slope": np.float32(2), "start": np.float32(0)}}) == (4.0, 3.0)
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    def refused(*types, function=lambda x: 0.0, **options) -> str:
+        with pytest.raises((InvalidComputationError, LeafError)) as caught:
+            fedstack.jax_computation(*types, **options)(function)
+        return str(caught.value)
+
+    found = refused(fl.SequenceType({"x": (FLOAT, [None, 3])}))
+    assert (
+        "found float32[?,3] at [0].x; declare the size of a batch, and pass fedstack.batches(data, size, drop" in found
+    )
+    assert "return an array with a leading axis" in refused(FLOAT, result_type=fl.SequenceType(FLOAT))
+    assert "found strings at [0]" in refused(fl.SequenceType(np.str_))
+    found = refused(fl.SequenceType(FLOAT), function=lambda x: x.scan(lambda state, one: (state, one), 0.0))
+    assert "raised TypeError" in found
