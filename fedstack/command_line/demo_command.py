@@ -9,7 +9,7 @@ import click
 from fedstack.command_line.command import SUCCESS, option, subcommand, whole_number
 
 
-def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Path) -> int:
+def run(clients: int, rounds: int, seed: int, workers: int, engine: str, leaf: str, out: Path) -> int:
     """Runs the demo and writes the files. Prints the table to standard output, and other text to standard error."""
     begin = time.perf_counter()
     # Imported here because these modules are slow to import and require an extra.
@@ -17,7 +17,10 @@ def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Pa
     from fedstack.demo.training import describe_clients, load_example, print_table, run_rounds, write_csv
     from fedstack.foundations.error_text import counted
 
-    example = load_example()
+    try:
+        example = load_example(leaf)
+    except ModuleNotFoundError as error:
+        raise ImportError(f'--leaf {leaf} requires {error.name}; install it with: pip install "fedstack[jax]"') from error
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -72,6 +75,13 @@ COMMAND = subcommand(
             type=click.Choice(["fedstack", "ray"]),
             help="engine that runs the workers; without --workers, Ray starts as many as the cluster has room for",
             default="fedstack",
+            show_default=True,
+        ),
+        click.Option(
+            ["--leaf"],
+            type=click.Choice(["python", "jax"]),
+            help="what the functions of clients are written in; JAX compiles them",
+            default="python",
             show_default=True,
         ),
         option("--out", "FOLDER", "folder for the picture and the CSV file", type=Path, default=Path("demo-out")),

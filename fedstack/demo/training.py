@@ -1,7 +1,7 @@
-"""Runs the federated averaging example, `examples/federated_averaging.py`, and records and reports each round.
+"""Runs the federated averaging examples, `examples/federated_averaging*.py`, and records and reports each round.
 
-The computation is defined only in the example, for readers to copy and for the demo to run. In a wheel, the example is
-installed next to this module.
+The computation is defined only in the examples, for readers to copy and for the demo to run. In a wheel, the examples
+are installed next to this module.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from fedstack.contexts.local_contexts import create_sync_local_execution_context
 from fedstack.contexts.progress_display import ProgressSnapshot, display, is_terminal
 from fedstack.foundations.error_text import counted
 
-_FILE = "federated_averaging.py"
-_IN_WHEEL = Path(__file__).parent / "examples" / _FILE
-_IN_CHECKOUT = Path(__file__).parents[2] / "examples" / _FILE
+_FILES = {"python": "federated_averaging.py", "jax": "federated_averaging_jax.py"}
+_IN_WHEEL = Path(__file__).parent / "examples"
+_IN_CHECKOUT = Path(__file__).parents[2] / "examples"
 
 Images = Mapping[str, NDArray[Any]]
 
@@ -52,14 +52,23 @@ class Round:
     clients_per_second: float
 
 
-def load_example() -> Any:
+def load_example(leaf: str = "python") -> Any:
     """Returns the module of the example.
+
+    Args:
+      leaf: What the functions of clients are written in: `"python"` or `"jax"`. With JAX, the module imports the one
+        with Python.
+
+    Raises:
+      ImportError: If JAX is not installed, and the functions are written in it.
 
     The module's `load_clients(num_clients, seed)` returns training images and evaluation batches for each client. The
     function raises ModuleNotFoundError if scikit-learn, which contains the images, is not installed. The module's
     `train(training, evaluation, num_rounds, seed)` yields `accuracy` and `loss` after each round.
     """
-    path = _IN_WHEEL if _IN_WHEEL.is_file() else _IN_CHECKOUT
+    if leaf != "python":
+        sys.modules.setdefault(Path(_FILES["python"]).stem, load_example())
+    path = (_IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CHECKOUT) / _FILES[leaf]
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
