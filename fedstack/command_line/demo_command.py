@@ -20,7 +20,9 @@ def run(clients: int, rounds: int, seed: int, workers: int, engine: str, leaf: s
     try:
         example = load_example(leaf)
     except ModuleNotFoundError as error:
-        raise ImportError(f'--leaf {leaf} requires {error.name}; install it with: pip install "fedstack[jax]"') from error
+        raise ImportError(
+            f'--leaf {leaf} requires {error.name}; install it with: pip install "fedstack[jax]"'
+        ) from error
     try:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
