@@ -70,6 +70,7 @@ class BoundOperation:
       lanes: The number of clients, a power of two, that the operation processes in one call if they begin at a multiple
         of it. A call with fewer clients takes as long.
       least_seconds: The time below which a call for several clients is inefficient, because to start it takes long.
+      held_bytes: The memory that the operation holds besides its message, such as compiled code, roughly.
       max_parallel: The maximum number of clients of a phase that may run concurrently, for a function that is limited
         by one device or one session; `None` for no limit. Calls on the server and calls of other invocations do not
         count.
@@ -82,6 +83,7 @@ class BoundOperation:
     prefers_columns: bool = False
     lanes: int = 1
     least_seconds: float = 0.0
+    held_bytes: int = 0
     max_parallel: int | None = None
     differing_module: str = ""
 

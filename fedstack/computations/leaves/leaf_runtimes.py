@@ -326,7 +326,8 @@ class LoadedLeaves:
         return (digest, (self._policy or current_policy()).rules), size
 
     def _put(self, key: _Key, found: BoundOperation | Exception, size: int) -> None:
-        self._known.put(key, found, size)
+        held = found.held_bytes if isinstance(found, BoundOperation) else 0
+        self._known.put(key, found, size + held)
         if isinstance(found, BoundOperation) and found.differing_module:
             self.some_differ = True
 

@@ -27,6 +27,8 @@ from fedstack.proto import carriers_pb2
 
 CARRIER = carriers_pb2.JaxExport.DESCRIPTOR.full_name
 _MOST_LANES = 1 << 16
+# Compiled code takes three times as much. Such leaves are dropped from caches before there are 256 of them.
+_COMPILED_BYTES = 512 << 10
 
 
 class JaxLeaf(Leaf):
@@ -98,6 +100,11 @@ class JaxRuntime(LeafRuntime):
             )
 
     def load(self, computation: computation_pb2.Computation) -> BoundOperation:
+        leaf = self._loaded(computation)
+        leaf.held_bytes = _COMPILED_BYTES
+        return leaf
+
+    def _loaded(self, computation: computation_pb2.Computation) -> BoundOperation:
         export = _read(computation)
         name = name_text(export.name)
         signature = type_from_proto(computation.type)

@@ -6,6 +6,7 @@ import federated_language as fl
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 from federated_language.proto import computation_pb2
 
@@ -151,6 +152,19 @@ def test_without_jax_the_error_names_the_extra(monkeypatch) -> None:
 def test_leaves_are_loaded_once_for_equal_contents() -> None:
     loaded = LoadedLeaves()
     assert loaded.load(half.to_proto()) is loaded.load(altered())
+
+
+@pytest.mark.soak
+def test_a_thousand_functions_take_no_more_memory_than_a_hundred() -> None:
+    def used_after(functions: int) -> int:
+        for number in range(functions):
+            shifted = fedstack.jax_computation((FLOAT, [20]))((lambda n: lambda x: jnp.tanh(x) + n)(number))
+            assert leaves.load(shifted.to_proto()).call((np.zeros(20, FLOAT)), 0)[0] == number
+        return psutil.Process().memory_info().rss
+
+    leaves = LoadedLeaves()
+    before = used_after(300)
+    assert used_after(700) < before + (100 << 20)
 
 
 def test_a_function_that_captured_an_array_has_it_in_its_export() -> None:
