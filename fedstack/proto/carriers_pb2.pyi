@@ -52,7 +52,7 @@ class PickledPython(_message.Message):
     def __init__(self, function: _Optional[bytes] = ..., python_version: _Optional[str] = ..., name: _Optional[str] = ..., vectorized: bool = ...) -> None: ...
 
 class JaxExport(_message.Message):
-    __slots__ = ("exported", "digest", "group", "group_digest", "lanes", "version", "name", "empty", "empty_digest")
+    __slots__ = ("exported", "digest", "group", "group_digest", "lanes", "version", "name", "empty", "empty_digest", "fingerprint")
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class JaxExport(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     EMPTY_FIELD_NUMBER: _ClassVar[int]
     EMPTY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     exported: bytes
     digest: bytes
     group: bytes
@@ -71,4 +72,5 @@ class JaxExport(_message.Message):
     name: str
     empty: bytes
     empty_digest: bytes
-    def __init__(self, exported: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., group: _Optional[bytes] = ..., group_digest: _Optional[bytes] = ..., lanes: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., empty: _Optional[bytes] = ..., empty_digest: _Optional[bytes] = ...) -> None: ...
+    fingerprint: bytes
+    def __init__(self, exported: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., group: _Optional[bytes] = ..., group_digest: _Optional[bytes] = ..., lanes: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., empty: _Optional[bytes] = ..., empty_digest: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...

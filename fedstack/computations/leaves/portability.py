@@ -26,6 +26,8 @@ from fedstack.computations.types.language import computation_pb2
 Computation = computation_pb2.Computation
 _logger = logging.getLogger(__name__)
 _warned_of = set[str]()
+# What a worker reports if it compiles JAX functions in another way.
+XLA = "jaxlib"
 
 
 def leaves_of(computation: Computation) -> Iterator[Computation]:
@@ -169,6 +171,14 @@ def warn_of_differing(modules: Iterable[str], address: str) -> None:
     for module in modules:
         if module in sys.modules and module not in _warned_of:
             _warned_of.add(module)
+            if module == XLA:
+                _logger.warning(
+                    "The worker at %s has another version of jaxlib, another device or another kind of processor, so "
+                    "the last bits of its results may differ from those of this process and of other workers; use "
+                    "the same everywhere, or start the worker with --strict-modules to reject such functions",
+                    address,
+                )
+                continue
             _logger.warning(
                 "The module %s on the worker at %s differs from the local version, so its functions may return "
                 "different results on the worker; install the same version here and on the worker, or start the "

@@ -10,7 +10,9 @@ Some versions of JAX return wrong results on CPUs without any error, so they are
 
 import contextlib
 import functools
+import hashlib
 import importlib
+import platform
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -80,6 +82,18 @@ def is_installed() -> bool:
 def version() -> str:
     """Returns the version of JAX that is installed."""
     return jax().__version__
+
+
+@functools.cache
+def fingerprint() -> bytes:
+    """Returns a digest of what the bits of results depend on: the version of jaxlib, the device and the processor."""
+    instructions = platform.processor()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        lines = {line.partition(":")[0].strip(): line.partition(":")[2] for line in file}
+        instructions = lines.get("flags") or lines.get("Features") or instructions  # the latter on ARM
+    device = jax().devices()[0]
+    facts = (metadata.version("jaxlib"), device.platform, device.device_kind, platform.machine(), instructions)
+    return hashlib.sha256(repr(facts).encode()).digest()
 
 
 def has_traced(arguments: object) -> bool:

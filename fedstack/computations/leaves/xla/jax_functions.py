@@ -242,6 +242,7 @@ def exported(function: JaxFunction) -> carriers_pb2.JaxExport:
         version=jax_api.version(),
         name=function.name,
         lanes=lanes_of(function),
+        fingerprint=jax_api.fingerprint(),
     )
     if function.parameter is not None and any(name == ROWS for _, name in traced_leaves(function.parameter)):
         # Symbols stand for sizes of at least 1. Some functions, such as the maximum, need a row.

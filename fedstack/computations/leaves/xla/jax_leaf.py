@@ -14,7 +14,9 @@ from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf import Leaf
 from fedstack.computations.leaves.leaf_runtimes import LeafRuntime, register_leaf_runtime
+from fedstack.computations.leaves.portability import XLA
 from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf, stacked
+from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.computations.leaves.xla.exported_program import ExportedProgram
 from fedstack.computations.leaves.xla.jax_sequences import ROWS, traced_flattener, traced_leaves
@@ -100,13 +102,23 @@ class JaxRuntime(LeafRuntime):
             )
 
     def load(self, computation: computation_pb2.Computation) -> BoundOperation:
-        leaf = self._loaded(computation)
-        leaf.held_bytes = _COMPILED_BYTES
-        return leaf
-
-    def _loaded(self, computation: computation_pb2.Computation) -> BoundOperation:
         export = _read(computation)
         name = name_text(export.name)
+        leaf = self._loaded(computation, export, name)
+        leaf.held_bytes = _COMPILED_BYTES
+        if export.fingerprint and export.fingerprint != jax_api.fingerprint():
+            if current_policy().strict_modules:
+                raise CarrierError(
+                    f"Expected {name!r} from a process with the same version of jaxlib, device and processor, found a "
+                    "difference, so that results may have other bits; use the same kind of machine, or start the "
+                    "worker without --strict-modules"
+                )
+            leaf.differing_module = XLA
+        return leaf
+
+    def _loaded(
+        self, computation: computation_pb2.Computation, export: carriers_pb2.JaxExport, name: str
+    ) -> BoundOperation:
         signature = type_from_proto(computation.type)
         if not isinstance(signature, FunctionType):
             raise CarrierError(f"Expected {name!r} to have a functional type, found {signature}")

@@ -14,7 +14,8 @@ import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.function_pickles import dumps, loads
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves, allowed_carriers, load_leaf
-from fedstack.computations.leaves.portability import check_received
+from fedstack.computations.leaves.portability import check_received, warn_of_differing
+from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.errors import CarrierError
 from fedstack.proto.carriers_pb2 import JaxExport
@@ -101,6 +102,21 @@ def test_an_export_of_a_newer_version_names_both() -> None:
     assert load_leaf(altered(version="0.5.0")).name == "half"
 
 
+def test_another_kind_of_machine_is_reported_or_refused(caplog) -> None:
+    assert load_leaf(half.to_proto()).differing_module == ""
+    other = altered(fingerprint=b"of another machine")
+    assert load_leaf(other).differing_module == "jaxlib"
+    warn_of_differing(["jaxlib"], "somewhere:1")
+    warn_of_differing(["jaxlib"], "somewhere:2")
+    (record,) = caplog.records
+    assert "The worker at somewhere:1 has another version of jaxlib, another device" in record.message
+    loaded = LoadedLeaves(CarrierPolicy(strict_modules=True))
+    with WorkScope(policy=CarrierPolicy(strict_modules=True)).entered():
+        loaded.load(half.to_proto())
+        with pytest.raises(CarrierError, match="start the worker without --strict-modules"):
+            loaded.load(other)
+
+
 def test_an_export_of_other_types_is_refused() -> None:
     assert "to take float32, found float32[3]; export it again" in error_of(
         altered(**digested(exported(lambda x: x.sum(), (3,))))
@@ -155,6 +171,7 @@ def test_leaves_are_loaded_once_for_equal_contents() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_thousand_functions_take_no_more_memory_than_a_hundred() -> None:
     def used_after(functions: int) -> int:
         for number in range(functions):

@@ -1,0 +1,121 @@
+"""Runs functions of JAX: scalars, and rounds of federated averaging beside hand-written JAX on two threads."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import federated_language as fl
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+import fedstack
+from benchmarks.harness import Effort, Floor, Measurement, compare, compare_with_all
+from benchmarks.stack import TwoThreads, running
+
+Tree = dict[str, NDArray[Any]]
+_FIXED_SECONDS = 0.15e-3
+_RATE = 0.1
+_HIDDEN = 200
+
+
+def run(effort: Effort) -> Iterator[Measurement]:
+    """Measures scalars from a list and from an array, and rounds with a linear model and with a network."""
+    yield from _measure_scalars(effort)
+    for hidden in (0, _HIDDEN):
+        yield from _measure_round(effort, hidden)
+
+
+def _measure_scalars(effort: Effort) -> Iterator[Measurement]:
+    leaf = fedstack.jax_computation(np.float32)(lambda x: x / 2)
+
+    @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+    def mean_of_halves(values: Any) -> Any:
+        return fl.federated_mean(fl.federated_map(leaf, values))
+
+    count = effort.pick(5, 10_000, 10_000)
+    array = np.arange(count, dtype=np.float32) % 100
+    with running(None):
+        for kind, values, each in (("a list", array.tolist(), 0.13e-6), ("an array", array, 0.03e-6)):
+            assert abs(mean_of_halves(values) - 0.5 * array.mean()) <= 1e-3 * array.mean()
+            yield compare(
+                f"scalars, {count:,} clients from {kind}, JAX",
+                lambda: float((array / 2).mean()),
+                lambda values=values: mean_of_halves(values),
+                effort,
+                seconds=_FIXED_SECONDS + each * count,
+                reach=f"≤ 0.15 ms + {each * 1e6:g} µs × N",
+            )
+
+
+def _loss(model: Any, x: Any, y: Any) -> Any:
+    if "inner" in model:
+        x = jax.nn.relu(x @ model["inner"])
+    return -jnp.take_along_axis(jax.nn.log_softmax(x @ model["outer"] + model["bias"]), y[:, None], 1).mean()
+
+
+def _update(model: Any, x: Any, y: Any) -> Any:
+    def step(trained: Any, batch: Any) -> Any:
+        return jax.tree.map(lambda old, new: old - _RATE * new, trained, jax.grad(_loss)(trained, *batch)), None
+
+    return jax.tree.map(lambda new, old: new - old, jax.lax.scan(step, model, (x, y))[0], model)
+
+
+def _measure_round(effort: Effort, hidden: int) -> Iterator[Measurement]:
+    clients, features, classes = effort.pick(3, 100, 100), effort.pick(4, 784, 784), effort.pick(3, 62, 62)
+    batches, size = 5, effort.pick(2, 20, 20)
+    random = np.random.default_rng(0)
+    model = _model(random, features, effort.pick(2 * bool(hidden), hidden, hidden), classes)
+    x = random.standard_normal((clients, batches, size, features), np.float32)
+    y = random.integers(0, classes, (clients, batches, size)).astype(np.int32)
+    average, floor = _round(model, x, y), _floor(x, y)
+    data = [{"x": x[client], "y": y[client]} for client in range(clients)]
+    kind = f"{features}→{hidden}→{classes}" if hidden else f"{features}→{classes}"
+    with running(2), TwoThreads() as two:
+        for name, found in average(model, data).items():
+            assert np.allclose(found, floor(model, two)[name], atol=1e-6)
+        floors = [Floor(lambda: floor(model, two), times=1.15, reach="≤ 1.15 × two threads that scan clients")]
+        name = f"FedAvg {kind}, {clients} clients × {batches * size}, JAX, 2 threads"
+        yield from compare_with_all(name, floors, lambda: average(model, data), effort)
+
+
+def _model(random: np.random.Generator, features: int, hidden: int, classes: int) -> Tree:
+    last = {
+        "outer": 0.05 * random.standard_normal((hidden or features, classes), np.float32),
+        "bias": np.zeros(classes, np.float32),
+    }
+    return {"inner": 0.05 * random.standard_normal((features, hidden), np.float32), **last} if hidden else last
+
+
+def _round(model: Tree, x: NDArray[Any], y: NDArray[Any]) -> Callable[[Tree, Sequence[Tree]], Tree]:
+    model_type = fl.to_type({name: (np.float32, array.shape) for name, array in model.items()})
+    data_type = fl.to_type({"x": (np.float32, x.shape[1:]), "y": (np.int32, y.shape[1:])})
+    leaf = fedstack.jax_computation(model_type, data_type)(lambda model, data: _update(model, data["x"], data["y"]))
+
+    @fl.federated_computation(fl.FederatedType(model_type, fl.SERVER), fl.FederatedType(data_type, fl.CLIENTS))
+    def average(model: Any, data: Any) -> Any:
+        return fl.federated_mean(fl.federated_map(leaf, (fl.federated_broadcast(model), data)))
+
+    return average
+
+
+def _floor(x: NDArray[Any], y: NDArray[Any]) -> Callable[[Tree, TwoThreads], Tree]:
+    """Returns the best hand-written round that we know: two threads, each of which scans half of the clients."""
+
+    def add(model: Any) -> Callable[[Any, Any], Any]:
+        return lambda total, client: (jax.tree.map(jnp.add, total, _update(model, *client)), None)
+
+    @jax.jit
+    def summed(model: Any, x: Any, y: Any) -> Any:
+        return jax.lax.scan(add(model), jax.tree.map(jnp.zeros_like, model), (x, y))[0]
+
+    middle = len(x) // 2
+
+    def floor(model: Tree, two: TwoThreads) -> Tree:
+        halves: Any = two.run(
+            lambda: jax.tree.map(np.asarray, summed(model, x[:middle], y[:middle])),
+            lambda: jax.tree.map(np.asarray, summed(model, x[middle:], y[middle:])),
+        )
+        return {name: (halves[0][name] + halves[1][name]) / len(x) for name in model}
+
+    return floor
