@@ -42,8 +42,12 @@ help: ## list the targets
 demo: .venv/.installed-demo ## run the demo
 	$(BIN)/fedstack demo
 
+# They have processes of their own: JAX takes much memory, and has threads that do not survive forks.
+JAX_TESTS := $(wildcard tests/computations/leaves/xla/test_*.py tests/service/test_jax_*.py tests/demo/test_*_jax.py)
+
 test: .venv/.installed-dev ## run the tests on all cores, all but those that take long
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto $(JAX_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n 2 $(JAX_TESTS)
 
 # What runs over streams in `make test`, and is to be the same over gRPC.
 TRANSPORTS := $(FAULTS) tests/backends tests/executors tests/service
@@ -52,8 +56,10 @@ TRANSPORTS := $(FAULTS) tests/backends tests/executors tests/service
 JAX_STACKS := local or composed or processes or lost
 
 long: .venv/.installed-dev ## run the tests that take long, on all cores, others over gRPC, and some with JAX functions
-	$(BIN)/python -m pytest -q -n auto -m "long and not soak"
-	$(BIN)/python -m pytest -q -n auto --transport grpc -m "not slow and not long and not soak" $(TRANSPORTS)
+	$(BIN)/python -m pytest -q -n auto -m "long and not soak" $(JAX_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n 2 -m "long and not soak" $(JAX_TESTS)
+	$(BIN)/python -m pytest -q -n auto --transport grpc -m "not slow and not long and not soak" $(TRANSPORTS) \
+		$(JAX_TESTS:%=--ignore=%)
 	$(BIN)/python -m pytest -q --leaves jax -m "not slow" -k "$(JAX_STACKS)" tests/executors/test_conformance.py
 
 check: lint ## lint, formatting, types, generated code, architecture
@@ -70,6 +76,9 @@ bench: .venv/.installed-dev ## run the benchmarks
 
 soak: .venv/.installed-dev ## run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
+
+# Those that need neither the demo nor other extras.
+JAX_CORE_TESTS := $(filter-out tests/demo/%,$(JAX_TESTS))
 
 # How many seeds, and which is the first.
 SEEDS ?= 1000
@@ -104,7 +113,8 @@ matrix: $(FOUND:%=matrix-%) ## run the core tests on every supported Python foun
 matrix-%: .venv-%/.installed-test | .venv/.installed-dev
 	@echo "matrix: Python $*"
 	.venv-$*/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=few -m "not slow and not long and not soak" \
-		$(NOT_CORE:%=--ignore=%)
+		$(NOT_CORE:%=--ignore=%) $(JAX_TESTS:%=--ignore=%)
+	.venv-$*/bin/python -m pytest -q -p no:cacheprovider -m "not slow and not long and not soak" $(JAX_CORE_TESTS)
 
 clean: ## remove all that make made, the virtual environments too
 	rm -rf .venv .venv-* build dist demo-out .pytest_cache .hypothesis .ruff_cache

@@ -15,7 +15,6 @@ from benchmarks import (
     datasets,
     fedavg,
     growth,
-    jax_training,
     large_inputs,
     lost_workers,
     methods,
@@ -52,6 +51,12 @@ class Workload:
     run: Callable[[Effort], Iterator[Measurement]]
 
 
+def _run_jax(effort: Effort) -> Iterator[Measurement]:
+    from benchmarks import jax_training  # which imports JAX
+
+    return jax_training.run(effort)
+
+
 WORKLOADS = (
     Workload("sums", "federated_sum of float32 vectors; floor: NumPy's in-place additions", sums.run),
     Workload("scalars", "mean of a Python function of a scalar; floor: a Python loop", scalars.run_scalars),
@@ -67,7 +72,7 @@ WORKLOADS = (
     Workload("datasets", "int64 scalars through a dataset; floor: bare loops over blocks", datasets.run),
     Workload("client-files", "clients' rows out of Parquet files as one array; floor: pyarrow", client_files.run),
     Workload("fedavg", "round of federated averaging; floor: a NumPy loop", fedavg.run),
-    Workload("jax", "functions that XLA compiles; floor: hand-written JAX on two threads", jax_training.run),
+    Workload("jax", "functions that XLA compiles; floor: hand-written JAX on two threads", _run_jax),
     Workload("programs", "computation of many operations; floor: tracing it, then a Python loop", programs.run),
     Workload("start-up", "hello world; floor: importing the language", start_up.run),
     Workload("streams", "values to a worker and back over streams; floors: bare sockets, gRPC", streams.run),
