@@ -29,6 +29,8 @@ def describe(value: object) -> str:
         return f"{scalar.dtype} {scalar}"
     if value is None:
         return "None"
+    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(value, "shape"):
+        return f"a JAX array {getattr(value, 'dtype', '')}{list(cast(Any, value).shape)}"
     return f"{type(value).__name__} {shorten(value)}"
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own, which it uses
-@pytest.mark.parametrize("page", ["README.md", "docs/engines.md"])
+@pytest.mark.parametrize("page", ["docs/engines.md"])
 def test_every_block_about_ray_prints_what_the_page_says(page, cluster, monkeypatch) -> None:
     import ray
 

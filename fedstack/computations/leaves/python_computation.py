@@ -78,7 +78,7 @@ class LeafComputation(ConcreteComputation, Generic[_P, _R]):
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Runs the function in the current context. Arguments are passed by position or by name."""
         if self._is_part_of_another(args, kwargs):
-            return cast("Callable[..., object]", self.__wrapped__)(*args, **kwargs)
+            return self._run_as_part(args, kwargs)
         try:
             if not kwargs:
                 return super().__call__(*args)
@@ -95,6 +95,10 @@ class LeafComputation(ConcreteComputation, Generic[_P, _R]):
     def _is_part_of_another(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
         """Returns whether the arguments of a call show that the function is only a part of what runs."""
         return False
+
+    def _run_as_part(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        """Runs the function as a part of what runs."""
+        return cast("Callable[..., object]", self.__wrapped__)(*args, **kwargs)
 
     def by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
         """Returns the arguments of a call in the order of the function's parameters."""

@@ -3,17 +3,25 @@
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced, jax, version, with_wide_types
+from fedstack.computations.leaves.xla.jax_api import (
+    FlatFunction,
+    Traced,
+    check_process,
+    jax,
+    version,
+    with_wide_types,
+)
 from fedstack.computations.types.language import TensorType
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import text_of
 
 # An operation uses one thread, because several clients run at the same time.
+_MOST_SIZES = 64
 _OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
 
 
@@ -21,10 +29,12 @@ def _shown(found: Traced) -> str:
     return f"{found.dtype}[{','.join(map(str, found.shape))}]"
 
 
-def _fits(shape: Sequence[object], tensor: TensorType) -> bool:
+def _fits(shape: Sequence[object], tensor: TensorType, *, is_result: bool) -> bool:
+    """Returns whether a shape fits a type. A result of any size may also have a fixed size."""
     declared = tensor.shape or ()
     return len(shape) == len(declared) and all(
-        size == known if isinstance(size, int) else known is None for size, known in zip(shape, declared)
+        (known is None and (is_result or not isinstance(size, int))) or (isinstance(size, int) and size == known)
+        for size, known in zip(shape, declared)
     )
 
 
@@ -52,7 +62,6 @@ class ExportedProgram:
     def __init__(self, content: bytes, name: str) -> None:
         self._name = name
         found: Any = self._read(content)
-        self._code = re.sub(r"\bloc\(.*", "", found.mlir_module())
         self._check_targets()
         backend = jax().default_backend()
         if backend not in found.platforms and not (backend == "gpu" and {"cuda", "rocm"} & set(found.platforms)):
@@ -62,6 +71,8 @@ class ExportedProgram:
             )
         self._arguments, self._results = found.in_avals, found.out_avals
         self._is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*found.in_avals, *found.out_avals))
+        self._is_open = any(not isinstance(size, int) for one in found.in_avals for size in one.shape)
+        self._sizes: set[tuple[object, ...]] = set()
         self._function: FlatFunction = found.call
         self._jit = functools.partial(jax().jit, compiler_options=_OPTIONS.get(backend))
         self._run = self._jit(self._function)
@@ -71,7 +82,9 @@ class ExportedProgram:
 
     def _read(self, content: bytes) -> Any:
         try:
-            return jax().export.deserialize(bytearray(content))
+            found = jax().export.deserialize(bytearray(content))
+            self._code = re.sub(r"\bloc\(.*", "", found.mlir_module())
+            return found
         except Exception as error:  # flatbuffers and MLIR raise errors of any kind
             raise CarrierError(
                 f"Expected {self._name!r} as an export of JAX, found bytes that JAX {version()} cannot read: "
@@ -98,7 +111,8 @@ class ExportedProgram:
         for kind, found, tensors in (("take", self._arguments, parameter), ("return", self._results, result)):
             expected = [str(tensor) for tensor in tensors]
             fits = len(found) == len(tensors) and all(
-                np.dtype(one.dtype) == tensor.dtype and _fits(one.shape, tensor) for one, tensor in zip(found, tensors)
+                np.dtype(one.dtype) == tensor.dtype and _fits(one.shape, tensor, is_result=tensors is result)
+                for one, tensor in zip(found, tensors)
             )
             if not fits:
                 raise CarrierError(
@@ -108,7 +122,17 @@ class ExportedProgram:
 
     def __call__(self, arguments: Sequence[object]) -> list[NDArray[Any]]:
         """Runs the function, and returns its results as read-only arrays, which never change."""
+        if self._is_open:
+            self._note_sizes(arguments)
         return self._called(lambda: self._run(*arguments))
+
+    def _note_sizes(self, arguments: Sequence[object]) -> None:
+        """Forgets what was compiled after many sizes, since code for each takes a megabyte or two."""
+        sizes = tuple(np.shape(cast(Any, one))[:1] for one in arguments)
+        if sizes not in self._sizes and len(self._sizes) >= _MOST_SIZES:
+            self._sizes.clear()
+            self._run.clear_cache()
+        self._sizes.add(sizes)
 
     def loop(
         self, lanes: int, shared: tuple[bool, ...], clients: int, arguments: Sequence[object]
@@ -143,6 +167,7 @@ class ExportedProgram:
         return lax.fori_loop(0, clients, client, empty)
 
     def _called(self, call: Callable[[], Sequence[Traced]]) -> list[NDArray[Any]]:
+        check_process()
         if not self._is_wide:
             return [np.asarray(one) for one in call()]
         with with_wide_types():

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import os
 import platform
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from fedstack.errors import InvalidComputationError
+from fedstack.errors import ClosedError, InvalidComputationError
 from fedstack.foundations.error_text import text_of
 
 # What JAX passes to functions that it traces, and the arrays that it returns. JAX's types are not public.
@@ -33,6 +34,8 @@ _WRONG: tuple[tuple[Version, Version], ...] = (((0, 5, 3), (0, 8, 1)), ((0, 10, 
 _ADVICE = 'install a version that computes correctly: pip install "fedstack[jax]"'
 # Exports contain code for all of them, so that workers may have other devices than the process that exports.
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# The process that has imported JAX.
+_process: list[int] = []
 
 
 @functools.cache
@@ -48,6 +51,7 @@ def jax() -> Any:
     except ImportError as error:
         raise ImportError('JAX is not installed: pip install "fedstack[jax]"') from error
     check_version(found.__version__)
+    _process[:] = [os.getpid()]
     return found
 
 
@@ -96,9 +100,35 @@ def fingerprint() -> bytes:
     return hashlib.sha256(repr(facts).encode()).digest()
 
 
-def has_traced(arguments: object) -> bool:
-    """Returns whether the arguments of a call contain tracers of JAX."""
-    return any(isinstance(leaf, jax().core.Tracer) for leaf in jax().tree_util.tree_leaves(arguments))
+def needs_values() -> tuple[type[Exception], ...]:
+    """Returns the errors of functions that use the values of arrays while they are traced."""
+    errors = jax().errors
+    return (
+        errors.ConcretizationTypeError,
+        errors.NonConcreteBooleanIndexError,
+        errors.TracerArrayConversionError,
+        errors.TracerIntegerConversionError,
+    )
+
+
+def is_tracing(arguments: object) -> bool:
+    """Returns whether JAX traces the caller of a function, or the arguments of the call contain tracers."""
+    if any(isinstance(leaf, jax().core.Tracer) for leaf in jax().tree_util.tree_leaves(arguments)):
+        return True
+    return not importlib.import_module("jax._src.core").trace_state_clean()
+
+
+def check_process() -> None:
+    """Checks that this process was not forked after JAX was imported.
+
+    Raises:
+      ClosedError: If it was. JAX would wait forever for threads that only the parent has.
+    """
+    if os.getpid() != _process[0]:
+        raise ClosedError(
+            "JAX does not work in a process that was forked after JAX was imported; start processes with the method "
+            '"spawn" or "forkserver" of multiprocessing'
+        )
 
 
 def shaped(shape: Sequence[object], dtype: np.dtype[Any]) -> Traced:
@@ -187,7 +217,7 @@ def exported(function: FlatFunction, arguments: Sequence[Traced], name: str) -> 
     for platforms in (_PLATFORMS, (jax().default_backend(),)):
         try:
             return bytes(jax().export.export(jax().jit(function), platforms=platforms)(*arguments).serialize())
-        except (NotImplementedError, ValueError) as failure:
+        except Exception as failure:  # of any kind, such as a TypeError for a callback
             error = failure
     raise InvalidComputationError(
         f"Cannot export the JAX function {name!r}: {text_of(error or '')}; remove callbacks and debugging output, or "

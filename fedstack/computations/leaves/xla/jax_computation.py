@@ -44,9 +44,21 @@ class JaxComputation(LeafComputation[_P, _R]):
             message.xla.parameter.CopyFrom(_binding(traced.parameter))
         message.xla.result.CopyFrom(_binding(traced.result))
         super().__init__(function, traced.name, message, signature)
+        self._traced = traced
 
     def _is_part_of_another(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-        return jax_api.has_traced((args, kwargs))
+        return jax_api.is_tracing((args, kwargs))
+
+    def _run_as_part(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        parameter = self._traced.parameter
+        if parameter is None:
+            return self._traced.inside(None)
+        fields = [name for name, _ in fields_of(parameter)] if isinstance(parameter, StructType) else []
+        if kwargs and set(kwargs) <= set(fields) and not args:
+            return self._traced.inside(dict(kwargs))
+        if kwargs:
+            args = self.by_position(args, kwargs)
+        return self._traced.inside(args[0] if len(args) == 1 else list(args))
 
     def __reduce__(self) -> Reduced:
         return reduce_computation(self)
@@ -60,9 +72,10 @@ def jax_computation(
 ) -> Callable[[Callable[_P, _R]], JaxComputation[_P, _R]]:
     """Returns a decorator that turns a JAX function into a leaf computation, which XLA compiles.
 
-    The function is traced once, when it is decorated, and exported. Workers need JAX, but none of the user's code. The
+    The function is traced when it is decorated, and exported. Workers need JAX, but none of the user's code. The
     function receives tracers of JAX; as in `python_computation`, the fields of a struct are accessible by attribute and
-    by key, and structs are trees of JAX. The function must have no side effects.
+    by key, and structs are trees of JAX. The function is traced a few times. It must have no side effects, and must not
+    depend on what changes, such as NumPy's random numbers; pass random keys as arguments.
 
     Cheap functions are vectorized: a group of clients is one call of the compiled function. The number of clients in a
     group follows from the cost of the function alone, so that each client's result has the same bits on any number of

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from fedstack.computations.leaves.declared_types import plain_containers, plain_type
-from fedstack.computations.leaves.leaf import raise_leaf_error
+from fedstack.computations.leaves.leaf import argument_converter, raise_leaf_error
 from fedstack.computations.leaves.python_functions import bind
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced
@@ -38,9 +38,11 @@ from fedstack.computations.types.type_structure import (
     shape_fits,
     tensor_leaves,
 )
-from fedstack.computations.values.tensor_values import mismatch
+from fedstack.computations.values.tensor_values import mismatch, normalize_tensor
 from fedstack.computations.values.values import normalize
 from fedstack.errors import FedstackError, InvalidComputationError
+from fedstack.foundations.error_text import text_of
+from fedstack.foundations.traceback_filter import users_lines
 from fedstack.foundations.value_text import describe
 from fedstack.proto import carriers_pb2
 
@@ -59,12 +61,32 @@ class JaxFunction:
       parameter: The parameter type; `None` if there is no parameter.
       result: The result type.
       flat: The function over the tensors of its parameter, which returns the tensors of its result.
+      call: The function of a payload of arrays.
     """
 
     name: str
     parameter: Type | None
     result: Type
     flat: FlatFunction
+    call: Callable[[object], object]
+
+    def inside(self, argument: object) -> object:
+        """Calls the function as a part of another JAX function.
+
+        Raises:
+          TypeMismatchError: If the argument or the result does not match its type.
+          InvalidComputationError: If the parameter has sequences.
+        """
+        parameter = self.parameter
+        if parameter is not None and contains_sequence(parameter):
+            raise InvalidComputationError(
+                f"Expected a call of {self.name!r} outside of other JAX functions, since it has a sequence as a "
+                "parameter; move what both share into a function of arrays"
+            )
+        payload = None if parameter is None else normalize(argument, parameter, "arg", _read)
+        result = normalize(self.call(payload), self.result, f"the result of {self.name!r}", _read)
+        convert = argument_converter(self.result, tree_maker)
+        return result if convert is None else convert(result)
 
 
 def jax_function(
@@ -94,6 +116,12 @@ def jax_function(
     def called(arguments: Sequence[Traced]) -> object:
         try:
             return call(None if parameter is None else traced_payload(iter(arguments), parameter))
+        except jax_api.needs_values() as error:
+            raise InvalidComputationError(
+                f"Expected {name!r} to compute with arrays whose values are not known yet, found "
+                f"{type(error).__name__}: it needs a value{users_lines(error)}; use jnp.where, jax.lax.cond and "
+                "jax.lax.scan in place of if, while, int and float, or use fedstack.python_computation"
+            ) from error
         except BaseException as error:
             raise_leaf_error(error, name, None)
 
@@ -102,7 +130,7 @@ def jax_function(
         return []
 
     if result is None:
-        jax_api.results_of(inferring, _arguments(parameter))
+        _traced(inferring, parameter, name)
         result = found[-1]
         check_types(name, None, result)
     declared, place = result, f"the result of {name!r}"
@@ -110,8 +138,25 @@ def jax_function(
     def flat(*arguments: Traced) -> Sequence[Traced]:
         return flatten(normalize(called(arguments), declared, place, _read), declared)
 
-    jax_api.results_of(flat, _arguments(parameter))
-    return JaxFunction(name, parameter, declared, flat)
+    _traced(flat, parameter, name)
+    return JaxFunction(name, parameter, declared, flat, call)
+
+
+def _traced(function: FlatFunction, parameter: Type | None, name: str) -> None:
+    """Traces a function, to find its errors.
+
+    Raises:
+      InvalidComputationError: If JAX raises an error.
+    """
+    try:
+        jax_api.results_of(function, _arguments(parameter))
+    except (FedstackError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # such as that of a tracer that has left another function
+        raise InvalidComputationError(
+            f"Cannot trace the JAX function {name!r}: {type(error).__name__}: {text_of(error)}; return what the "
+            "function computes, without side effects"
+        ) from error
 
 
 def check_types(name: str, *types: Type | None) -> None:
@@ -140,7 +185,7 @@ def check_types(name: str, *types: Type | None) -> None:
                     f"Expected known sizes in the types of the JAX function {name!r}, except of the first axis, found "
                     f"{tensor}{where}; declare the sizes"
                 )
-            if tensor.dtype.itemsize > 4 and tensor.dtype.kind in "iuf" and not jax_api.has_wide_types():
+            if tensor.dtype.itemsize > (8 if tensor.dtype.kind == "c" else 4) and not jax_api.has_wide_types():
                 raise InvalidComputationError(
                     f"Expected at most 32 bits in the types of the JAX function {name!r}, found {tensor}{where}: JAX "
                     'computes with 32 bits in this process; call jax.config.update("jax_enable_x64", True) first, or '
@@ -178,19 +223,20 @@ def _arguments(parameter: Type | None, rows: int | None = None) -> list[Traced]:
 
 
 def _read(value: object, tensor: TensorType, path: str) -> object:
-    """Returns a result of a traced function as an array of the declared type."""
-    # Python's own numbers have the declared type.
-    dtype = tensor.dtype if isinstance(value, (bool, int, float, complex)) else None
+    """Returns a tensor as an array of JAX of the declared type."""
+    if isinstance(value, (bool, int, float, complex, np.generic, np.ndarray)):
+        value = normalize_tensor(cast(object, value), tensor, path)  # JAX would narrow it
     if value is None:
         mismatch(tensor, describe(value), path, "add a return statement")
     try:
-        found = jax_api.array(value, dtype)
+        found = jax_api.array(value)
     except (TypeError, ValueError):
         mismatch(tensor, describe(value), path, "return an array of JAX")
     shape = tuple(size if isinstance(size, int) else None for size in found.shape)
     if found.dtype != tensor.dtype or not _fits(shape, tensor):
         advice = "convert it with astype, or declare another result type"
-        mismatch(tensor, TensorType(found.dtype.type, shape), path, advice)
+        shown = f"{found.dtype}{[size if size is not None else '?' for size in shape]}" if shape else str(found.dtype)
+        mismatch(tensor, shown.replace("'", "").replace(" ", ""), path, advice)
     return found
 
 
@@ -209,6 +255,8 @@ def _type_of(value: object, name: str) -> Type:
         if names := field_names(type(one)):
             members = [(field, _type_of(getattr(one, field), name)) for field in names]
             return StructWithPythonType(members, type(one))
+        if isinstance(one, (np.generic, np.ndarray)):
+            return infer_type(cast(object, one))  # JAX would narrow it
         found = jax_api.array(one)
         sizes = tuple(size if isinstance(size, int) else None for size in found.shape)
         return TensorType(np.dtype(found.dtype).type, sizes)

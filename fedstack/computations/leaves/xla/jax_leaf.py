@@ -130,7 +130,11 @@ class JaxRuntime(LeafRuntime):
             )
         parameter, result = signature.parameter, signature.result
         program = self._program(export.exported, export.digest, name, parameter, result)
-        empty = ExportedProgram(_checked(export.empty, export.empty_digest, name), name) if export.empty else None
+        empty = None
+        if export.empty and parameter is not None:
+            empty = ExportedProgram(_checked(export.empty, export.empty_digest, name), name)
+            leaves = [_without_rows(leaf) if name == ROWS else leaf for leaf, name in traced_leaves(parameter)]
+            empty.check(leaves, _tensors(result))
         alone = JaxLeaf(program, name, parameter, result, empty)
         lanes = export.lanes
         if parameter is None:
@@ -164,6 +168,10 @@ def _checked(content: bytes, digest: bytes, name: str) -> bytes:
 
 def _tensors(type_spec: Type) -> list[TensorType]:
     return [tensor for _, tensor in tensor_leaves(type_spec)]
+
+
+def _without_rows(tensor: TensorType) -> TensorType:
+    return TensorType(tensor.dtype.type, [0 if size is None else size for size in tensor.shape or ()])
 
 
 def _read(computation: computation_pb2.Computation) -> carriers_pb2.JaxExport:

@@ -5,7 +5,7 @@ power of two, together with their number, so that sequences of all lengths take 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -58,6 +58,15 @@ class JaxSequence:
     def _made(self, tensors: Sequence[Traced]) -> Any:
         payload = unflatten(iter(tensors), self._element)
         return payload if self._convert is None else self._convert(payload)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("Expected scan(step, state) to pass over a sequence in a JAX function, found a loop of Python")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("Expected a comparison of length, which is not known while a JAX function is traced")
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError("Expected scan(step, state), or elements, whose arrays have a row for each element")
 
     def scan(self, step: Callable[[_State, Any], _State], state: _State) -> _State:
         """Passes over the elements in order, in a compiled loop.

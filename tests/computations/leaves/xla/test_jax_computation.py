@@ -133,6 +133,7 @@ def test_64_bits_need_the_setting_of_jax() -> None:
     found = error_of(np.float64)
     assert 'found float64: JAX computes with 32 bits in this process; call jax.config.update("jax_enable_x64"' in found
     assert "found int64 at b:" in error_of({"a": FLOAT, "b": np.int64})
+    assert "found complex128" in error_of(np.complex128)
     with jax_api.with_wide_types():
         wide = fedstack.jax_computation((np.float64, [2]), np.int64)(lambda x, n: {"x": x / 3, "n": n + 1})
     # Where it runs, the setting does not matter: a worker has none.
@@ -224,7 +225,18 @@ def test_what_jax_cannot_do_is_refused_when_the_function_is_decorated() -> None:
     found = error_of((FLOAT, [3]), result_type=(FLOAT, [2]))
     assert "Expected float32[2], found float32[3]; at the result of '<lambda>'" in found
     assert "returned None; add a return statement" in error_of(FLOAT, function=lambda x: None)
-    assert "raised TracerBoolConversionError" in error_of(FLOAT, function=lambda x: x if x > 0 else -x)
+    found = error_of(FLOAT, function=lambda x: x if x > 0 else -x)
+    assert "whose values are not known yet, found TracerBoolConversionError: it needs a value" in found
+    assert "lambda x: x if x > 0 else -x" in found
+    assert "use jnp.where, jax.lax.cond and jax.lax.scan in place of if, while, int and float" in found
+    assert "it needs a value" in error_of((FLOAT, [3]), function=lambda x: np.asarray(x))
+    assert "jax_functions.py" not in found
+    leaked = []
+    error_of(FLOAT, function=lambda x: leaked.append(x))
+    assert "JAX function '<lambda>'" in error_of(FLOAT, function=lambda x: x + leaked[0])
+    assert "found a JAX array float32[2]" in error_of((FLOAT, [2]), result_type=[FLOAT, FLOAT])
+    key = error_of(np.uint32, result_type=np.uint32, function=lambda x: jax.random.key(0))
+    assert "Expected uint32, found key<fry>; at the result" in key
     assert "raised ZeroDivisionError: division by zero" in error_of(FLOAT, function=lambda x: x + 1 / 0)
     called = lambda x: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), FLOAT), x)  # noqa: E731
     found = error_of(FLOAT, function=called)
@@ -249,6 +261,12 @@ def test_a_client_may_have_no_rows_if_the_function_takes_none() -> None:
     assert locally(largest, np.array([1, 3, 2], FLOAT)) == 3.0
     with pytest.raises(InvalidValueError, match="Expected at least one row in the arguments of '<lambda>', found none"):
         locally(largest, np.ones(0, FLOAT))
+
+
+def test_a_result_of_any_size_may_have_a_fixed_size() -> None:
+    fixed = fedstack.jax_computation((FLOAT, [None]), result_type=(FLOAT, [None]))(lambda x: x.sum() * jnp.ones(3))
+    for rows in (0, 1, 5):
+        assert locally(fixed, np.ones(rows, FLOAT)).tolist() == [rows] * 3
 
 
 def test_what_is_no_array_is_refused_as_a_result() -> None:

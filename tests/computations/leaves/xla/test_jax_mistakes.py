@@ -1,0 +1,156 @@
+"""JAX functions inside others, and what users get wrong: narrowed values, callbacks, forks, loops of Python."""
+
+import multiprocessing
+
+import federated_language as fl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatchError
+
+FLOAT = np.float32
+
+
+@fedstack.jax_computation((FLOAT, [3]))
+def double(x):
+    return x * 2
+
+
+@fedstack.jax_computation()
+def zero():
+    return jnp.zeros(3)
+
+
+@fedstack.jax_computation({"a": FLOAT, "b": FLOAT})
+def difference(pair):
+    return {"found": pair.a - pair["b"]}
+
+
+@fedstack.jax_computation({"x": FLOAT, "y": FLOAT})
+def ratio(x, y):
+    return x / y
+
+
+def locally(computation, *arguments):
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        return computation(*arguments)
+
+
+def error_of(*types, function, **options) -> str:
+    with pytest.raises((InvalidComputationError, FedstackError)) as caught:
+        fedstack.jax_computation(*types, **options)(function)
+    return str(caught.value)
+
+
+def test_a_computation_is_part_of_others_whatever_its_arguments() -> None:
+    assert locally(fedstack.jax_computation((FLOAT, [3]))(lambda x: x + zero()), np.ones(3, FLOAT)).tolist() == [
+        1,
+        1,
+        1,
+    ]
+    assert jax.jit(lambda x: x + double(np.ones(3, FLOAT)))(np.ones(3, FLOAT)).tolist() == [3, 3, 3]
+    summed = fedstack.jax_computation((FLOAT, [3]))(lambda x: jax.lax.fori_loop(0, 3, lambda _, c: c + x, zero()))
+    assert locally(summed, np.ones(3, FLOAT)).tolist() == [3, 3, 3]
+
+
+def test_arguments_of_a_part_have_the_forms_that_they_have_outside() -> None:
+    for call in (
+        lambda x: difference({"a": 3 * x, "b": x}),
+        lambda x: difference(a=3 * x, b=x),
+        lambda x: difference([3 * x, x]),
+    ):
+        assert locally(fedstack.jax_computation(FLOAT)(call), 1.0) == {"found": 2.0}
+    for call in (
+        lambda x: ratio(6 * x, 3 * x),
+        lambda x: ratio(x=6 * x, y=3 * x),
+        lambda x: ratio({"x": 6 * x, "y": 3 * x}),
+        lambda x: ratio((6 * x, 3 * x)),
+    ):
+        assert locally(fedstack.jax_computation(FLOAT)(call), 1.0) == 2.0
+    assert jax.grad(lambda x: difference({"a": x, "b": 0.0})["found"])(1.0) == 1.0
+
+
+def test_types_hold_inside_other_functions() -> None:
+    found = error_of((FLOAT, [4]), function=lambda x: double(x))
+    assert "Expected float32[3], found float32[4]; at arg" in found
+    assert "Expected float32[3], found int32[3]; at arg" in error_of((np.int32, [3]), function=lambda x: double(x))
+    with pytest.raises(TypeMismatchError, match="found int32"):
+        jax.jit(double)(jnp.ones(3, int))
+    summed = fedstack.jax_computation(fl.SequenceType(FLOAT))(lambda s: s.scan(lambda a, b: a + b, 0.0))
+    with pytest.raises(InvalidComputationError, match="since it has a sequence as a parameter"):
+        jax.jit(summed)(jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (np.int32, 2.5),
+        (np.bool_, 5),
+        (FLOAT, 1e300),
+        (FLOAT, np.float64(0.1)),
+        (np.int8, 300),
+        (np.uint8, -1),
+        ((FLOAT, [3]), np.zeros(3)),
+    ],
+)
+def test_results_are_not_narrowed(declared, value) -> None:
+    assert "at the result of '<lambda>'" in error_of(FLOAT, result_type=declared, function=lambda x: value)
+
+
+def test_an_inferred_result_is_not_narrowed_either() -> None:
+    assert "found float64[3]: JAX computes with 32 bits" in error_of(FLOAT, function=lambda x: np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: jax.debug.print("{}", x),
+        lambda x: jax.debug.callback(print, x),
+        lambda x: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), FLOAT), x),
+    ],
+    ids=["print", "callback", "pure callback"],
+)
+def test_callbacks_are_refused(call) -> None:
+    found = error_of(FLOAT, function=lambda x: (call(x), x)[1])
+    assert "Cannot export the JAX function '<lambda>'" in found
+    assert "remove callbacks and debugging output" in found
+
+
+def test_a_sequence_is_no_list() -> None:
+    numbers = fl.SequenceType(FLOAT)
+    assert "Expected scan(step, state)" in error_of(numbers, function=lambda s: sum(one for one in s))
+    assert "Expected a comparison of length" in error_of(numbers, function=lambda s: 1.0 if s else 0.0)
+    assert "or elements, whose arrays have a row" in error_of(numbers, function=lambda s: s[0])
+
+
+def test_many_sizes_take_bounded_memory() -> None:
+    total = fedstack.jax_computation((FLOAT, [None]))(lambda x: jnp.sort(x).sum())
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        assert [int(total(np.ones(rows, FLOAT))) for rows in range(1, 70)] == list(range(1, 70))
+        assert total(np.ones(1, FLOAT)) == 1
+
+
+def _in_child(connection) -> None:
+    try:
+        connection.send(str(locally(double, np.ones(3, FLOAT))))
+    except FedstackError as error:
+        connection.send(str(error))
+
+
+def test_a_forked_child_gets_an_error_in_place_of_a_hang() -> None:
+    assert locally(double, np.ones(3, FLOAT)).tolist() == [2, 2, 2]
+    context = multiprocessing.get_context("fork")
+    mine, others = context.Pipe()
+    child = context.Process(target=_in_child, args=(others,))
+    child.start()
+    try:
+        assert mine.poll(30), "the child hangs"
+        assert "JAX does not work in a process that was forked after JAX was imported" in mine.recv()
+    finally:
+        child.kill()
+        child.join()
+        mine.close()
+        others.close()
