@@ -2,8 +2,9 @@
 
 import inspect
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -113,8 +114,8 @@ def jax_computation(
             if set(named) == set(inspect.signature(function).parameters):
                 types = named
         try:
-            parameter = parameter_type(types, function, name)
-            result = None if result_type is None else plain_type(result_type, name)
+            parameter = parameter_type(_of_numpy(types), function, name)
+            result = None if result_type is None else plain_type(_of_numpy(result_type), name)
             return JaxComputation(function, jax_function(function, name, parameter, result))
         except (DecodeError, RecursionError) as error:
             raise ResourceLimitError(
@@ -123,6 +124,20 @@ def jax_computation(
             ) from error
 
     return decorate
+
+
+def _of_numpy(spec: object) -> object:
+    """Returns a type specification with the scalar types of NumPy in place of JAX's, such as `jnp.float32`."""
+    dtype = getattr(spec, "dtype", None) if isinstance(spec, type) else None
+    if isinstance(dtype, np.dtype):
+        return cast("np.dtype[Any]", dtype).type
+    if type(spec) in (list, tuple):
+        parts = [_of_numpy(part) for part in cast("Sequence[object]", spec)]
+        return parts if isinstance(spec, list) else tuple(parts)
+    if type(spec) in (dict, OrderedDict):
+        members = [(name, _of_numpy(member)) for name, member in cast("Mapping[str, object]", spec).items()]
+        return OrderedDict(members) if isinstance(spec, OrderedDict) else dict(members)
+    return spec
 
 
 def _binding(type_spec: Type, indices: "Iterator[int] | None" = None) -> _Binding:

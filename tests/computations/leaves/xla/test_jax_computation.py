@@ -79,6 +79,11 @@ def test_results_come_in_the_declared_containers() -> None:
     assert locally(paired, 1.0) == Pair(np.float32(1), {"twice": np.float32(2)})
 
 
+def test_types_may_be_those_of_jax() -> None:
+    found = fedstack.jax_computation({"a": jnp.float32, "b": (jnp.bfloat16, [2])}, result_type=[jnp.float32, jnp.bool_])
+    assert str(found(lambda x: [x.a, True]).type_signature) == "(<a=float32,b=bfloat16[2]> -> <float32,bool>)"
+
+
 def test_a_function_may_have_parameters_by_name_or_none() -> None:
     @fedstack.jax_computation({"y": FLOAT, "x": FLOAT})
     def difference(x, y):
