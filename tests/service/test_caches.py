@@ -61,6 +61,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
     "foundations.public_names._OTHER_NAMES": (CONSTANT, "names of options"),
     "computations.leaves.xla.jax_trees._registered": (None, "weakly: classes of functions decorated here"),
+    "computations.leaves.xla.jax_api._process": (1, "the process that has imported JAX"),
     "computations.leaves.xla.exported_program._OPTIONS": (CONSTANT, "options of XLA"),
     "demo.training._FILES": (CONSTANT, "examples"),
     "backends.ray_cluster.ray_api._OPTIONS": (CONSTANT, "resources with options of their own"),
