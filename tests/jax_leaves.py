@@ -1,5 +1,6 @@
 """Makes the functions of conformance rows JAX functions, wherever JAX can trace them: `pytest --leaves jax`."""
 
+import dis
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +22,17 @@ def use_jax() -> None:
     sys.modules.pop("fedstack.testing.leaves", None)
 
 
+def _updates(function: Any) -> bool:
+    """Returns whether a function updates something in place, which changes nothing in JAX."""
+    names = [(found.opname, found.argrepr) for found in dis.get_instructions(function)]
+    return any(name.startswith("INPLACE") or (name == "BINARY_OP" and shown.endswith("=")) for name, shown in names)
+
+
 def _decorator(parameter_types: Any = None, result_type: Any = None, **options: Any) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         computation = _python(parameter_types, result_type, **options)(function)
         code = getattr(function, "__code__", None)
-        if code is None or code.co_freevars or not set(code.co_names) <= _HARMLESS or options:
+        if code is None or code.co_freevars or not set(code.co_names) <= _HARMLESS or options or _updates(function):
             return computation
         types = parameter_types if isinstance(parameter_types, (list, tuple)) else [parameter_types or ()]
         try:
