@@ -7,7 +7,7 @@ i mod W of a group of W consecutive clients. The lanes of clients that are not p
 arguments, and their results are dropped.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -147,9 +147,7 @@ class VectorizedLeaf(BoundOperation):
             return self._alone.call(argument)
         lane = (client or 0) % self.lanes
         found = self._group.call(self._arguments(ConstantColumn(argument, 1), lane, {}), client)
-        # Copies, because a view of one row would keep all rows in memory.
-        values = [np.array(rows[lane]) for rows in _rows_of(found, self.result)]
-        return unflatten(iter([value[()] if value.ndim == 0 else read_only(value) for value in values]), self.result)
+        return copied_row(_rows_of(found, self.result), lane, self.result)
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         assert argument is not None, "a vectorized function has parameters"
@@ -256,6 +254,12 @@ def _rows_of(payload: object, type_spec: Type) -> list[NDArray[Any]]:
     """Returns the tensors of a result. Their rows have the layout that they would have in another process."""
     arrays = cast("list[NDArray[Any]]", flatten(payload, type_spec))
     return [array if is_plain(array) else read_only(np.array(array, order="C")) for array in arrays]
+
+
+def copied_row(stacks: Sequence[NDArray[Any]], row: int, result: Type) -> object:
+    """Returns the result of one client, given stacked results. A view would keep the results of all in memory."""
+    values = [np.array(rows[row]) for rows in stacks]
+    return unflatten(iter([value[()] if value.ndim == 0 else read_only(value) for value in values]), result)
 
 
 def stacked_column(leaves: Iterator[NDArray[Any]], type_spec: Type, size: int) -> Column:

@@ -20,8 +20,9 @@ from fedstack.computations.types.language import TensorType
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import text_of
 
-# An operation uses one thread, because several clients run at the same time.
+# For how many sizes of its arguments a program keeps compiled code.
 _MOST_SIZES = 64
+# An operation uses one thread, because several clients run at the same time.
 _OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
 
 

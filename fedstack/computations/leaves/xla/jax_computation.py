@@ -85,7 +85,10 @@ def jax_computation(
     Args:
       *parameter_types: One type per parameter of the function, or a mapping from the names of all parameters to types.
         Types consist of tensors of numbers. Only the first axis of a tensor may have an unknown size, and all unknown
-        sizes are equal: the number of rows of the client. The function is compiled once for each number of rows.
+        sizes are equal: the number of rows of the client. The function is compiled once for each number of rows. It
+        receives a sequence, whose elements must have known sizes, as a `JaxSequence`: `batches.scan(step, state)` is a
+        compiled loop over the elements, `batches.elements` has them as stacked arrays, and `batches.length` is their
+        number. The function is compiled once for each power of two of elements.
       result_type: The type of the function's result; by default it is inferred.
 
     Returns:

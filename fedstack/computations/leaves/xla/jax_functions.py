@@ -235,15 +235,14 @@ def _read(value: object, tensor: TensorType, path: str) -> object:
     shape = tuple(size if isinstance(size, int) else None for size in found.shape)
     if found.dtype != tensor.dtype or not _fits(shape, tensor):
         advice = "convert it with astype, or declare another result type"
-        shown = f"{found.dtype}{[size if size is not None else '?' for size in shape]}" if shape else str(found.dtype)
-        mismatch(tensor, shown.replace("'", "").replace(" ", ""), path, advice)
+        sizes = ",".join("?" if size is None else str(size) for size in shape)
+        mismatch(tensor, f"{found.dtype}[{sizes}]" if shape else str(found.dtype), path, advice)
     return found
 
 
 def _fits(shape: tuple[int | None, ...], tensor: TensorType) -> bool:
-    declared = tensor.shape or ()
-    known = tuple(size or 0 if size is not None else -1 for size in shape)
-    return len(shape) == len(declared) and shape_fits(known, [None if d is None else d for d in declared])
+    """Returns whether a shape fits a type. An unknown size fits an unknown size only."""
+    return shape_fits(tuple(-1 if size is None else size for size in shape), tensor.shape)
 
 
 def _type_of(value: object, name: str) -> Type:

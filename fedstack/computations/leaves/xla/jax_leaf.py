@@ -94,7 +94,7 @@ class JaxRuntime(LeafRuntime):
         if not policy.jax_exports:
             raise CarrierError(
                 f"Expected a computation of a client that this server knows, found the JAX export {name!r}; start the "
-                "worker with --token-file or --tls-client-ca, or let it listen on 127.0.0.1"
+                "worker with --token-file or --tls-client-ca, or let it listen on 127.0.0.1, and omit --no-jax-exports"
             )
         if not jax_api.is_installed():
             raise CarrierError(

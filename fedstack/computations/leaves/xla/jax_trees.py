@@ -45,9 +45,8 @@ def _register(kind: type) -> None:
             return [getattr(one, name) for name in names], None
 
         def make(_: None, parts: Sequence[object]) -> object:
-            one: object = cast(Any, object).__new__(
-                kind
-            )  # JAX also makes instances of what is no array, which a class may refuse
+            # Not by calling the class, which may refuse what is no array: JAX makes instances of other things, too.
+            one: object = cast(Any, object).__new__(kind)
             for name, part in zip(names, parts):
                 object.__setattr__(one, name, part)
             return one

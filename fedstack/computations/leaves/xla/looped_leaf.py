@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from fedstack.computations.leaves.bound_operation import BoundOperation, ColumnCall
 from fedstack.computations.leaves.leaf import Leaf, raise_leaf_error
-from fedstack.computations.leaves.vectorized_leaf import column_leaves, stacked_column
+from fedstack.computations.leaves.vectorized_leaf import column_leaves, copied_row, stacked_column
 from fedstack.computations.leaves.xla.exported_program import ExportedProgram
 from fedstack.computations.types.language import TensorType, Type
-from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves, unflatten
+from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, concatenate, empty_column
-from fedstack.computations.values.tensor_values import is_plain, read_only
+from fedstack.computations.values.tensor_values import is_plain
 
 # JAX reads memory with this alignment without a copy of its own.
 _ALIGNMENT = 64
@@ -64,9 +64,7 @@ class LoopedLeaf(BoundOperation):
     def call(self, argument: object, client: int | None = None) -> object:
         if client is None:
             return self._alone.call(argument)
-        # Copies, because a view of one row would keep all rows in memory.
-        values = [np.array(rows[0]) for rows in self._called(ConstantColumn(argument, 1), client)]
-        return unflatten(iter([value[()] if value.ndim == 0 else read_only(value) for value in values]), self.result)
+        return copied_row(self._called(ConstantColumn(argument, 1), client), 0, self.result)
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         assert argument is not None, "a loop is over arguments"
