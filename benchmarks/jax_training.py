@@ -10,42 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedstack
-from benchmarks.harness import Effort, Floor, Measurement, compare, compare_with_all
+from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
+from benchmarks.scalars import measure_halves
 from benchmarks.stack import TwoThreads, running
 
 Tree = dict[str, NDArray[Any]]
-_FIXED_SECONDS = 0.15e-3
 _RATE = 0.1
 _HIDDEN = 200
 
 
 def run(effort: Effort) -> Iterator[Measurement]:
     """Measures scalars from a list and from an array, and rounds with a linear model and with a network."""
-    yield from _measure_scalars(effort)
+    yield from measure_halves(fedstack.jax_computation(np.float32)(lambda x: x / 2), "JAX", effort)
     for hidden in (0, _HIDDEN):
         yield from _measure_round(effort, hidden)
-
-
-def _measure_scalars(effort: Effort) -> Iterator[Measurement]:
-    leaf = fedstack.jax_computation(np.float32)(lambda x: x / 2)
-
-    @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
-    def mean_of_halves(values: Any) -> Any:
-        return fl.federated_mean(fl.federated_map(leaf, values))
-
-    count = effort.pick(5, 10_000, 10_000)
-    array = np.arange(count, dtype=np.float32) % 100
-    with running(None):
-        for kind, values, each in (("a list", array.tolist(), 0.13e-6), ("an array", array, 0.03e-6)):
-            assert abs(mean_of_halves(values) - 0.5 * array.mean()) <= 1e-3 * array.mean()
-            yield compare(
-                f"scalars, {count:,} clients from {kind}, JAX",
-                lambda: float((array / 2).mean()),
-                lambda values=values: mean_of_halves(values),
-                effort,
-                seconds=_FIXED_SECONDS + each * count,
-                reach=f"≤ 0.15 ms + {each * 1e6:g} µs × N",
-            )
 
 
 def _loss(model: Any, x: Any, y: Any) -> Any:

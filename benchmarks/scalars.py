@@ -72,6 +72,17 @@ def run_scalars(effort: Effort) -> Iterator[Measurement]:
 def run_vectorized(effort: Effort) -> Iterator[Measurement]:
     """Measures scalars in a function that processes many clients in one call, from a list and from an array."""
     leaf = fedstack.python_computation([np.float32], np.float32, vectorized=True)(lambda x: x * np.float32(0.5))
+    yield from measure_halves(leaf, "vectorized", effort)
+
+
+def measure_halves(leaf: Any, kind: str, effort: Effort) -> Iterator[Measurement]:
+    """Measures the mean of halves, from a list and from an array.
+
+    Args:
+      leaf: The computation that halves a number.
+      kind: What it is, for the names of the lines.
+      effort: How much to measure.
+    """
 
     @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
     def mean_of_halves(values: Any) -> Any:
@@ -80,10 +91,10 @@ def run_vectorized(effort: Effort) -> Iterator[Measurement]:
     count = effort.pick(5, 10_000, 10_000)
     array = np.arange(count, dtype=np.float32) % 100
     with running(None):
-        for kind, values, each in (("a list", array.tolist(), 0.13e-6), ("an array", array, 0.03e-6)):
+        for source, values, each in (("a list", array.tolist(), 0.13e-6), ("an array", array, 0.03e-6)):
             assert abs(mean_of_halves(values) - 0.5 * array.mean()) <= 1e-3 * array.mean()
             yield compare(
-                f"scalars, {count:,} clients from {kind}, vectorized",
+                f"scalars, {count:,} clients from {source}, {kind}",
                 lambda: float((array * np.float32(0.5)).mean()),
                 lambda values=values: mean_of_halves(values),
                 effort,
