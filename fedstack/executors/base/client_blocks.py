@@ -23,8 +23,9 @@ from fedstack.errors import FedstackError
 from fedstack.executors.base.block import Block
 from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.tolerant_blocks import TolerantBlocks
+from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.jobs import Job
-from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads, one_blas_thread
+from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
 from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
@@ -250,8 +251,7 @@ class ClientBlocks:
     def _help(self, waits: bool) -> None:
         """Runs blocks in parallel with other workers. Stops if this does not help, unless the workers only wait."""
         if self._next < self.clients.stop:
-            with one_blas_thread():
-                self._work(is_judged=not waits)
+            self._work(is_judged=not waits)
 
     def work(self) -> list[RunningClients]:
         """Returns the running work: a client for each block that counts its clients, otherwise the whole block."""
@@ -273,12 +273,13 @@ class ClientBlocks:
             self._workers += 1
         try:
             done, seconds, disturbed = 0, 0.0, preemptions() if is_judged else 0
-            while self._next < self.clients.stop and (block := self._take()) is not None:
-                took = self._run_block(block)
-                if is_judged and disturbed == (disturbed := preemptions()):
-                    done, seconds = done + block.stop - block.start, seconds + took
-                    if self._slows_down(done, seconds):
-                        return
+            with one_blas_thread() if self.program.steps else contextlib.nullcontext():
+                while self._next < self.clients.stop and (block := self._take()) is not None:
+                    took = self._run_block(block)
+                    if is_judged and disturbed == (disturbed := preemptions()):
+                        done, seconds = done + block.stop - block.start, seconds + took
+                        if self._slows_down(done, seconds):
+                            return
         finally:
             with self._room:
                 self._workers -= 1

@@ -3,14 +3,12 @@
 No work blocks an event loop. A synchronous context blocks its caller anyway, so it drives a computation on the caller's
 thread and runs leaf work there. This avoids switching threads, and a debugger and Ctrl-C work as in plain Python.
 
-The module also contains two related facilities. Internal work of fedstack whose cost grows with the size of a message
-runs on small pools (`off_loop`, `sized`), so that the event loop can take the interpreter lock again every few
-milliseconds. While several leaf threads run, BLAS is limited to one thread per leaf thread (`one_blas_thread`).
+Internal work of fedstack whose cost grows with the size of a message runs on small pools (`off_loop`, `sized`), so that
+the event loop can take the interpreter lock again every few milliseconds.
 """
 
 import asyncio
 import contextlib
-import functools
 import os
 import threading
 import weakref
@@ -258,59 +256,3 @@ def parsed(message: type[_M], content: bytes) -> _M:
             f"Expected a serialized {message.DESCRIPTOR.name}, found {len(content)} bytes that cannot be parsed, or a "
             f"message that is nested too deeply: {error}"
         ) from error
-
-
-@functools.cache
-def _controller():
-    import threadpoolctl  # imported only when a second thread runs, because it inspects every loaded library
-
-    return threadpoolctl.ThreadpoolController()
-
-
-class _BlasLimit:
-    """The limit on this process's BLAS threads, and the users of this limit.
-
-    Without the limit, two leaf threads whose matrix products each start two BLAS threads are slower than a single leaf
-    thread (176 ms versus 129 ms in a measurement).
-    """
-
-    def __init__(self) -> None:
-        self._limiter: contextlib.AbstractContextManager[object] | None = None
-        self.renew()
-        renew_after_fork(self)
-
-    def renew(self) -> None:
-        """Removes the users in a forked child, where their threads do not exist.
-
-        The BLAS setting is restored after the next use of the limit. Restoring it immediately could start BLAS threads,
-        although most children only run another program.
-        """
-        self._lock = threading.Lock()
-        self._users: set[object] = set()
-
-    def add(self, user: object) -> None:
-        with self._lock:
-            if self._limiter is None:
-                self._limiter = _controller().limit(limits=1, user_api="blas")
-            self._users.add(user)
-
-    def remove(self, user: object) -> None:
-        with self._lock:
-            self._users.discard(user)
-            if not self._users and self._limiter is not None:
-                self._limiter.__exit__(None, None, None)
-                self._limiter = None
-
-
-_limit = _BlasLimit()
-
-
-@contextlib.contextmanager
-def one_blas_thread() -> Generator[None, None, None]:
-    """Limits BLAS to one thread during the block. The setting is restored once no thread is in such a block."""
-    user = object()
-    _limit.add(user)
-    try:
-        yield
-    finally:
-        _limit.remove(user)

@@ -1,0 +1,97 @@
+"""Limits BLAS to one thread while functions of clients run.
+
+A product of matrices may have other bits on two threads than on one, so that a client's result would depend on how many
+other clients run at the same time. And two leaf threads whose products each start two BLAS threads are slower than a
+single leaf thread (176 ms versus 129 ms in a measurement).
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias
+
+from fedstack.foundations.after_fork import renew_after_fork
+
+# A library, and its number of threads.
+_Setting: TypeAlias = tuple[Any, int]
+
+
+class _BlasLimit:
+    """The limit on this process's BLAS threads, and the users of this limit."""
+
+    def __init__(self) -> None:
+        self._libraries: list[Any] = []
+        self._modules = 0
+        self._before: list[_Setting] = []
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Removes the users in a forked child, where their threads do not exist.
+
+        The BLAS setting is restored after the next use of the limit. Restoring it immediately could start BLAS threads,
+        although most children only run another program.
+        """
+        self._lock = threading.Lock()
+        self._users = 0
+
+    def add(self) -> list[_Setting]:
+        """Sets the limit, and returns what to restore for this thread."""
+        own: list[_Setting] = []
+        with self._lock:
+            self._users += 1
+            for library in self._found():
+                threads = library.get_num_threads()
+                if threads is not None and threads > 1:
+                    # With OpenMP, each thread has a setting of its own.
+                    is_own = getattr(library, "threading_layer", "") == "openmp"
+                    (own if is_own else self._before).append((library, threads))
+                    _set(library, 1)
+        return own
+
+    def remove(self, own: list[_Setting]) -> None:
+        """Restores what `add` returned and, after the last user, what was set for the process."""
+        with self._lock:
+            self._users -= 1
+            before = [] if self._users else self._before
+            for library, threads in [*own, *before]:
+                _set(library, threads)
+            before.clear()
+
+    def _found(self) -> list[Any]:
+        """Returns the BLAS libraries of this process. A library comes with an import."""
+        if len(sys.modules) != self._modules:
+            import threadpoolctl  # imported only when functions run, because it inspects every loaded library
+
+            found: Any = threadpoolctl.ThreadpoolController().select(user_api="blas")
+            self._libraries = found.lib_controllers
+            self._modules = len(sys.modules)
+        return self._libraries
+
+
+def _set(library: Any, threads: int) -> None:
+    """Sets the number of threads of a library.
+
+    threadpoolctl ignores all threads but the first one that sets it, because they could contradict each other. Here the
+    lock and the number of users prevent that.
+    """
+    clear: Callable[..., None] | None = getattr(library, "clear_controlling_thread", None)  # older versions have none
+    if clear is not None:
+        clear(force=True)
+    library.set_num_threads(threads)
+    if clear is not None:
+        clear(force=True)
+
+
+_limit = _BlasLimit()
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Generator[None, None, None]:
+    """Limits BLAS to one thread during the block. The setting is restored once no thread is in such a block."""
+    own = _limit.add()
+    try:
+        yield
+    finally:
+        _limit.remove(own)
