@@ -1,11 +1,21 @@
 """The public interface for runtimes of leaf computations that are not Python functions."""
 
 from fedstack.computations.leaves import carriers as _carriers  # registers the runtime of Python functions
+from fedstack.computations.leaves.bound_operation import FusedStep, FusedTensor, Fuser
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf import Leaf
 from fedstack.computations.leaves.leaf_runtimes import Destination, LeafRuntime, register_leaf_runtime
-from fedstack.computations.leaves.xla import jax_leaf as _jax_leaf  # registers the runtime of JAX functions
+from fedstack.computations.leaves.xla import jax_runtime as _jax_runtime  # registers the runtime of JAX functions
 
-__all__ = ["CarrierPolicy", "Destination", "Leaf", "LeafRuntime", "register_leaf_runtime"]
+__all__ = [
+    "CarrierPolicy",
+    "Destination",
+    "FusedStep",
+    "FusedTensor",
+    "Fuser",
+    "Leaf",
+    "LeafRuntime",
+    "register_leaf_runtime",
+]
 
-del _carriers, _jax_leaf
+del _carriers, _jax_runtime

@@ -163,7 +163,8 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
         "max_threads": status.max_threads or None,
         **_fields(status, "busy_threads abandoned_threads"),
         "resident_bytes": status.resident_bytes or None,
-        **_fields(status, "stalls longest_stall_seconds streams"),
+        **_fields(status, "stalls longest_stall_seconds"),
+        **_fields(status, "compilations compilations_from_cache compilation_seconds streams"),
         "streams_at": status.streams_at or None,
         "sessions": [
             {
@@ -259,6 +260,10 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
         yield f"streams {status.streams} at {place}; clients on this machine use them"
     if status.stalls:
         yield f"event loop blocked {counted(status.stalls, 'time')}, for at most {status.longest_stall_seconds:.2g} s"
+    if status.compilations:
+        cached = f" ({status.compilations_from_cache} from a cache on disk)" if status.compilations_from_cache else ""
+        compiled = counted(status.compilations, "function")
+        yield f"compiled {compiled}{cached} in {status.compilation_seconds:.2g} s"
     yield from _data_lines(status)
     if status.session:
         yield from _table(

@@ -7,6 +7,7 @@ from typing import TypeVar
 from fedstack.computations.leaves.carrier_policy import Rules
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.computations.leaves.work_scope import current_policy, current_scope
+from fedstack.computations.plan.fusing import fused
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import (
     CompositeOperation,
@@ -64,7 +65,7 @@ class LeafEngine(ProgramEngine):
         return uri.startswith("generic_")
 
     def link(self, program: Program) -> Program:
-        return program.with_operations(_leaves_under(current_policy().rules), self._operation)
+        return fused(program.with_operations(_leaves_under(current_policy().rules), self._operation))
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, LeafSource):
@@ -93,7 +94,8 @@ class LeafEngine(ProgramEngine):
     async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
         if not program.steps:
             return run_once(program, inputs)
-        return await self._threads.run(lambda: timed_run(program, inputs))
+        stops: list[object] = []
+        return await self._threads.run(lambda: timed_run(program, inputs, stops), lambda: stops.append(True))
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         blocks = ClientBlocks(

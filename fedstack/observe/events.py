@@ -212,6 +212,21 @@ class LeafLoaded(Event):
 
 
 @attrs.frozen(kw_only=True)
+class LeafCompiled(Event):
+    """A leaf function was compiled when it was first called, or first called with arguments of a new size.
+
+    Attributes:
+      name: The name of the function.
+      seconds: How long it took, in seconds.
+      from_cache: Whether the compiled function was found in a cache on disk.
+    """
+
+    name: str
+    seconds: float
+    from_cache: bool
+
+
+@attrs.frozen(kw_only=True)
 class WorkCancelled(Event):
     """A function on a thread was cancelled but is still running, because Python functions cannot be interrupted."""
 

@@ -12,6 +12,7 @@ from fedstack.observe.events import (
     CallStarted,
     Event,
     Folded,
+    LeafCompiled,
     LeafLoaded,
     LoopStalled,
     PhaseEnded,
@@ -79,6 +80,7 @@ class Metrics(Observer):
         self._sessions = meter.create_up_down_counter("fedstack.sessions.open", "{session}", "Open sessions.")
         self._sessions_closed = meter.create_counter("fedstack.sessions.closed", "{session}", "Closed sessions.")
         self._load_seconds = self._seconds("fedstack.function.load.duration", "Duration of loading functions.")
+        self._compile_seconds = self._seconds("fedstack.function.compile.duration", "Duration of compiling functions.")
         self._abandoned = meter.create_counter(
             "fedstack.work.abandoned", "{call}", "Cancelled functions that still ran."
         )
@@ -102,6 +104,7 @@ class Metrics(Observer):
             SessionOpened: lambda _: self._sessions.add(1),
             SessionClosed: self._session_closed,
             LeafLoaded: lambda e: self._load_seconds.record(e.seconds, self._labels(carrier=e.carrier)),
+            LeafCompiled: self._leaf_compiled,
             WorkCancelled: lambda _: self._abandoned.add(1),
             LoopStalled: lambda e: self._stall_seconds.record(e.seconds),
             RpcEnded: self._rpc_ended,
@@ -126,6 +129,9 @@ class Metrics(Observer):
         self._calls_running.add(-1)
         self._calls.add(1, {**computation, **self._labels(outcome=event.error or "ok")})
         self._call_seconds.record(event.seconds, computation)
+
+    def _leaf_compiled(self, event: LeafCompiled) -> None:
+        self._compile_seconds.record(event.seconds, {"from_cache": "true" if event.from_cache else "false"})
 
     def _clients_changed(self, event: ClientsChanged) -> None:
         for outcome, clients in (("done", event.done), ("failed", event.failed), ("given_up", event.given_up)):

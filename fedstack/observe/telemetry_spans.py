@@ -16,6 +16,7 @@ from fedstack.observe.events import (
     CallStarted,
     Event,
     Folded,
+    LeafCompiled,
     LeafLoaded,
     PhaseEnded,
     PhaseStarted,
@@ -102,6 +103,7 @@ class TelemetrySpans(Observer):
             ClientsTakenOver: lambda e: self._note(e, "clients taken over"),
             Folded: lambda e: self._note(e, "fold"),
             LeafLoaded: lambda e: self._note(e, "function loaded"),
+            LeafCompiled: lambda e: self._note(e, "function compiled"),
             WorkCancelled: lambda e: self._note(e, "work cancelled"),
         }
 

@@ -28,6 +28,7 @@ from fedstack.observe.events import (
     CallStarted,
     Event,
     Folded,
+    LeafCompiled,
     LeafLoaded,
     LoopStalled,
     PhaseEnded,
@@ -97,6 +98,7 @@ class TraceTracks:
             ClientsChanged: self._clients_changed,
             Folded: lambda e: self._complete(e, "folds", e.what),
             LeafLoaded: lambda e: self._complete(e, "functions loading", e.name),
+            LeafCompiled: lambda e: self._complete(e, "functions compiling", e.name),
             RpcEnded: lambda e: self._complete(e, "requests", e.method.rpartition("/")[2]),
             LoopStalled: lambda e: self._complete(e, "event loop", "stall"),
             SessionOpened: lambda e: self._instant(e, self._first("sessions"), "session opened"),
@@ -165,7 +167,9 @@ class TraceTracks:
         values = {what: max(0, counts[what]) for what in _COUNTED}
         self._add("C", name, _micros(seconds), None, values)
 
-    def _complete(self, event: Folded | LeafLoaded | RpcEnded | LoopStalled, kind: str, name: str) -> None:
+    def _complete(
+        self, event: Folded | LeafCompiled | LeafLoaded | RpcEnded | LoopStalled, kind: str, name: str
+    ) -> None:
         begin = _micros(event.time - event.seconds)
         track = self._free(kind, begin)
         track.until = max(begin, _micros(event.time))

@@ -557,7 +557,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work", "max_threads", "limit", "phase", "dispatcher", "streams", "streams_at", "data_worker")
+    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work", "max_threads", "limit", "phase", "dispatcher", "streams", "streams_at", "data_worker", "compilations", "compilations_from_cache", "compilation_seconds")
     class Calls(_message.Message):
         __slots__ = ("method", "code", "count")
         METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -668,6 +668,9 @@ class GetStatusResponse(_message.Message):
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     STREAMS_AT_FIELD_NUMBER: _ClassVar[int]
     DATA_WORKER_FIELD_NUMBER: _ClassVar[int]
+    COMPILATIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPILATIONS_FROM_CACHE_FIELD_NUMBER: _ClassVar[int]
+    COMPILATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_seconds: float
     session: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Session]
@@ -690,7 +693,10 @@ class GetStatusResponse(_message.Message):
     streams: int
     streams_at: str
     data_worker: GetStatusResponse.DataWorker
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., max_threads: _Optional[int] = ..., limit: _Optional[_Iterable[_Union[GetStatusResponse.Limit, _Mapping]]] = ..., phase: _Optional[_Iterable[_Union[GetStatusResponse.Phase, _Mapping]]] = ..., dispatcher: _Optional[_Union[GetStatusResponse.Dispatcher, _Mapping]] = ..., streams: _Optional[int] = ..., streams_at: _Optional[str] = ..., data_worker: _Optional[_Union[GetStatusResponse.DataWorker, _Mapping]] = ...) -> None: ...
+    compilations: int
+    compilations_from_cache: int
+    compilation_seconds: float
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., max_threads: _Optional[int] = ..., limit: _Optional[_Iterable[_Union[GetStatusResponse.Limit, _Mapping]]] = ..., phase: _Optional[_Iterable[_Union[GetStatusResponse.Phase, _Mapping]]] = ..., dispatcher: _Optional[_Union[GetStatusResponse.Dispatcher, _Mapping]] = ..., streams: _Optional[int] = ..., streams_at: _Optional[str] = ..., data_worker: _Optional[_Union[GetStatusResponse.DataWorker, _Mapping]] = ..., compilations: _Optional[int] = ..., compilations_from_cache: _Optional[int] = ..., compilation_seconds: _Optional[float] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("code", "message", "details")

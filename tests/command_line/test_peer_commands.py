@@ -659,6 +659,14 @@ def test_status_says_how_often_and_how_long_a_server_stood_still() -> None:
     assert "event loop blocked 3 times, for at most 0.72 s" in list(status_command.status_lines("worker", found))
 
 
+def test_status_says_what_the_server_has_compiled() -> None:
+    found = GetStatusResponse(compilations=3, compilations_from_cache=2, compilation_seconds=1.25)
+    lines = list(status_command.status_lines("worker", found))
+    assert "compiled 3 functions (2 from a cache on disk) in 1.2 s" in lines
+    shown = status_command.status_lines("worker", GetStatusResponse(version="1"))
+    assert not any(line.startswith("compiled") for line in shown)
+
+
 def test_status_shows_threads_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
     limits = ServiceLimits(max_sessions=17)
     service = ExecutorService(local_executor_factory(max_concurrent_clients=3), limits=limits)

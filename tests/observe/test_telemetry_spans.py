@@ -22,6 +22,7 @@ from fedstack.observe import (
     CallStarted,
     Event,
     Folded,
+    LeafCompiled,
     LeafLoaded,
     PhaseEnded,
     PhaseStarted,
@@ -130,12 +131,14 @@ def test_what_happens_in_a_span_is_an_event_of_it() -> None:
         CallRetried(**here, attempt=1, pause=0.5, error="E"),
         Folded(**here, what="federated_sum", clients=3, seconds=0.5),
         LeafLoaded(**here, name="f", carrier="c", seconds=0.5),
+        LeafCompiled(**here, name="f", seconds=0.5, from_cache=False),
         WorkCancelled(**here),
         WorkCancelled(),
         WorkerReady(worker="w"),
         END,
     )
-    assert [event.name for event in spans["train"].events] == ["retry", "fold", "function loaded", "work cancelled"]
+    names = ["retry", "fold", "function loaded", "function compiled", "work cancelled"]
+    assert [event.name for event in spans["train"].events] == names
     assert spans["train"].events[0].attributes is not None
     assert spans["train"].events[0].attributes["fedstack.error"] == "E"
     assert set(spans) == {"train"}

@@ -4,10 +4,13 @@ A call over a column also registers its list of results. From the length of this
 client each thread is processing, without extra work per client.
 """
 
+import abc
 import threading
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 
-from fedstack.computations.types.language import Type
+import attrs
+
+from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.values.columns import Column, column_from_payloads
 
 # The unfinished calls over columns of each thread, innermost last, because functions may run computations. Each entry
@@ -71,6 +74,8 @@ class BoundOperation:
         of it. A call with fewer clients takes as long.
       least_seconds: The time below which a call for several clients is inefficient, because to start it takes long.
       held_bytes: The memory that the operation holds besides its message, such as compiled code, roughly.
+      fuser: Makes one operation of this one and others with the same fuser; `None` if it runs alone in any case.
+      parameter: The type of the argument of an operation with a fuser.
       max_parallel: The maximum number of clients of a phase that may run concurrently, for a function that is limited
         by one device or one session; `None` for no limit. Calls on the server and calls of other invocations do not
         count.
@@ -84,6 +89,8 @@ class BoundOperation:
     lanes: int = 1
     least_seconds: float = 0.0
     held_bytes: int = 0
+    fuser: "Fuser | None" = None
+    parameter: Type | None = None
     max_parallel: int | None = None
     differing_module: str = ""
 
@@ -110,3 +117,49 @@ class BoundOperation:
             for client, item in enumerate(arguments, first_client):
                 payloads.append(self.call(item, client))
         return column_from_payloads(payloads, self.result, list_is_own=True)
+
+
+@attrs.frozen
+class FusedTensor:
+    """A tensor that a fused operation reads or returns.
+
+    Attributes:
+      step: The step that computes it; `None` for an input of the fused operation.
+      position: Its position among the tensors of the step's result, or among the inputs.
+    """
+
+    step: int | None
+    position: int
+
+
+@attrs.frozen(eq=False)
+class FusedStep:
+    """A step of a fused operation.
+
+    Attributes:
+      operation: The operation that the step runs.
+      argument: The tensors of its argument, in the order of the type.
+    """
+
+    operation: BoundOperation
+    argument: tuple[FusedTensor, ...]
+
+
+class Fuser(abc.ABC):
+    """Makes one operation of several that read each other's results, so that a runtime compiles and calls them as one.
+
+    Results must have the same bits as if the operations ran one after another: which operations are fused is not part
+    of what a computation means.
+    """
+
+    @abc.abstractmethod
+    def fuse(
+        self, inputs: Sequence[TensorType], steps: Sequence[FusedStep], results: Sequence[FusedTensor]
+    ) -> BoundOperation:
+        """Returns an operation of a struct of tensors, whose result is a struct of tensors.
+
+        Args:
+          inputs: The types of the tensors of the argument.
+          steps: The operations, in an order in which they can run. All have this fuser.
+          results: The tensors of the result. Each is a result of a step.
+        """

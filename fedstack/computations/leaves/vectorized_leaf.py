@@ -136,7 +136,7 @@ class VectorizedLeaf(BoundOperation):
 
     def __init__(self, group: Leaf, parameter: Type, result: Type, lanes: int, alone: Leaf | None = None) -> None:
         self.name = group.name
-        self.parameter = parameter
+        self.parameter = self._parameter = parameter
         self.result = result
         self.lanes = lanes
         self._group = group
@@ -192,7 +192,7 @@ class VectorizedLeaf(BoundOperation):
           constants: The rows of values that are the same for all clients, by the identity of the value.
         """
         rows: list[NDArray[Any]] = []
-        for column, tensor in column_leaves(clients, self.parameter):
+        for column, tensor in column_leaves(clients, self._parameter):
             if isinstance(column, ConstantColumn):
                 found = constants.get(id(column.value))
                 if found is None:
@@ -202,7 +202,7 @@ class VectorizedLeaf(BoundOperation):
                 rows.append(found)
             else:
                 rows.append(self._filled(column, tensor, lane))
-        return unflatten(iter(rows), self.parameter)
+        return unflatten(iter(rows), self._parameter)
 
     def _filled(self, column: Column, tensor: TensorType, lane: int) -> NDArray[Any]:
         """Returns the values of one tensor in all lanes, always as an array of the same layout."""

@@ -1,6 +1,7 @@
 """Runs programs whose operations are all bound, either once or for each client over whole columns."""
 
 import operator
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -11,17 +12,21 @@ from fedstack.errors import UnsupportedIntrinsicError
 from fedstack.foundations.caches import made_once
 
 
-def run_once(program: Program, inputs: Sequence[Payload]) -> tuple[Payload, ...]:
+def run_once(program: Program, inputs: Sequence[Payload], stops: Sequence[object] = ()) -> tuple[Payload, ...]:
     """Runs a program once.
 
     Args:
       program: The program. Every operation must be a `BoundOperation`.
       inputs: The payloads of the program's inputs.
+      stops: Once this is not empty, no further step begins.
 
     Returns:
       The payloads of the program's results.
+
+    Raises:
+      CancelledError: If the program was stopped.
     """
-    return tuple(_runner(program).run(inputs, None))
+    return tuple(_runner(program).run_until(inputs, stops))
 
 
 class ProgramRunner:
@@ -60,6 +65,21 @@ class ProgramRunner:
         for operation, argument, target in self._steps:
             payload = None if argument is None else argument(values)
             values[target] = operation.call(payload, client)
+        return [result(values) for result in self._results]
+
+    def run_until(self, inputs: Sequence[Payload], stops: Sequence[object]) -> list[Payload]:
+        """Runs the program once on the server, and begins no further step once `stops` is not empty.
+
+        Raises:
+          CancelledError: If the program was stopped.
+        """
+        values = self._constants.copy()
+        for slot, payload in zip(self._inputs, inputs):
+            values[slot] = payload
+        for operation, argument, target in self._steps:
+            if stops:
+                raise CancelledError
+            values[target] = operation.call(None if argument is None else argument(values))
         return [result(values) for result in self._results]
 
 

@@ -69,6 +69,20 @@ def pick(source: Expression, position: int) -> Expression:
     return source.parts[position] if isinstance(source, Join) else Pick(source, position)
 
 
+def replaced(expression: Expression, by: Callable[[int], Expression | None]) -> Expression:
+    """Returns an expression with other expressions in place of slots.
+
+    Args:
+      expression: The expression.
+      by: Returns what replaces a slot; `None` for a slot that stays.
+    """
+    if isinstance(expression, Slot):
+        return by(expression.index) or expression
+    if isinstance(expression, Join):
+        return Join(tuple([replaced(part, by) for part in expression.parts]))
+    return pick(replaced(expression.source, by), expression.position)
+
+
 @attrs.frozen(eq=False)
 class LeafSource:
     """A leaf computation that a runtime has not loaded yet."""

@@ -30,6 +30,7 @@ from fedstack.computations.plan.graph import (
     type_of,
 )
 from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program, read_by_one
+from fedstack.computations.plan.server_chains import joined
 from fedstack.computations.plan.tasks import (
     Fold,
     Phase,
@@ -39,6 +40,7 @@ from fedstack.computations.plan.tasks import (
     SelectTask,
     ServerTask,
     Task,
+    slots_read,
 )
 from fedstack.computations.types.language import FederatedType, StructType, Type
 from fedstack.computations.types.type_structure import contains_federated, fields_of, is_placed_at_clients, struct_of
@@ -98,11 +100,12 @@ class _Cutter:
                 groups.setdefault(self.level[node], []).append(node)
         for level in sorted(groups):
             self._cut_level(groups[level])
+        result = self.expression(self.function.result)
         if self.fuse:
             self._link_phases()
+            self.tasks = joined(self.tasks, result, frozenset(slot for slot, _ in self.constants))
         inputs = Counter(e for task in self.tasks if isinstance(task, PhaseTask) for e in frozenset(task.inputs))
         shared = frozenset(expression for expression, phases in inputs.items() if phases > 1)
-        result = self.expression(self.function.result)
         return Schedule(tuple(self.tasks), tuple(self.constants), result, self.slots, shared)
 
     def _link_phases(self) -> None:
@@ -360,21 +363,3 @@ def _fold_reads(fold: Fold) -> Iterator[Expression]:
     yield from fold.server_inputs
     for captures in fold.captures:
         yield from captures
-
-
-def slots_read(expressions: Sequence[Expression]) -> frozenset[int]:
-    """Returns the slots that expressions read."""
-    found: set[int] = set()
-
-    def visit(expression: Expression) -> None:
-        if isinstance(expression, Slot):
-            found.add(expression.index)
-        elif isinstance(expression, Join):
-            for part in expression.parts:
-                visit(part)
-        else:
-            visit(expression.source)
-
-    for expression in expressions:
-        visit(expression)
-    return frozenset(found)

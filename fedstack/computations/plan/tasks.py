@@ -3,12 +3,12 @@
 `schedule.py` creates tasks from a traced computation, and executors run them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 import attrs
 
-from fedstack.computations.plan.program import Expression, Program
+from fedstack.computations.plan.program import Expression, Join, Program, Slot
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Payload
 from fedstack.foundations.caches import Made
@@ -148,3 +148,21 @@ class Schedule:
         return isinstance(task, PhaseTask) or (
             is_selection and not any(task.target in other.reads for other in self.tasks)
         )
+
+
+def slots_read(expressions: Sequence[Expression]) -> frozenset[int]:
+    """Returns the slots that expressions read."""
+    found: set[int] = set()
+
+    def visit(expression: Expression) -> None:
+        if isinstance(expression, Slot):
+            found.add(expression.index)
+        elif isinstance(expression, Join):
+            for part in expression.parts:
+                visit(part)
+        else:
+            visit(expression.source)
+
+    for expression in expressions:
+        visit(expression)
+    return frozenset(found)

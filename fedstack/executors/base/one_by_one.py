@@ -164,7 +164,8 @@ class ForeignEngine(ProgramEngine):
         return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
 
     async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
-        return await self._on_thread(lambda: run_once(program, inputs))
+        stops: list[object] = []
+        return await self._on_thread(lambda: run_once(program, inputs, stops), lambda: stops.append(True))
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         blocks = ClientBlocks(program, inputs, clients, sink)

@@ -71,13 +71,13 @@ class _OneRun:
         return [RunningClients(0, 0, name_of(self._program), time.perf_counter() - self._begin)]
 
 
-def timed_run(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
-    """Runs a linked program once, records the time, and returns the results."""
+def timed_run(program: Program, inputs: Sequence[object], stops: Sequence[object]) -> tuple[object, ...]:
+    """Runs a linked program once, records the time, and returns the results; see `run_once`."""
     begin = time.perf_counter()
     progress = current_scope().progress
     run = None if progress is None else _OneRun(program, begin)
     if progress is not None and run is not None:
         progress.watch(run)  # kept as a weak reference, so the entry ends with this function
-    results = run_once(program, inputs)
+    results = run_once(program, inputs, stops)
     measurements_of(program).seconds_per_call = time.perf_counter() - begin
     return results

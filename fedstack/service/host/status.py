@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fedstack._version import __version__
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.executors.concurrency.thread_pool import count_threads
 from fedstack.observe.events import LoopStalled
 from fedstack.observe.observers import observers
@@ -144,6 +145,8 @@ class StatusService(Service):
         status = GetStatusResponse(version=__version__, uptime_seconds=time.monotonic() - self._started)
         status.threads, status.busy_threads = count_threads()
         status.resident_bytes = resident_bytes()
+        status.compilations, status.compilations_from_cache = compilations.count, compilations.from_cache
+        status.compilation_seconds = compilations.seconds
         for method, code, count in self._calls:
             status.calls.add(method=method, code=code, count=count)
         status.stalls, status.longest_stall_seconds = self._stalls.stalls, self._stalls.longest_seconds

@@ -185,8 +185,31 @@ def test_a_zero_that_is_aggregated_itself_comes_from_a_phase_before():
 
 
 def test_work_at_the_server_needs_no_phase():
+    plan = cut(lambda x: intrinsic("federated_apply", halve, x), SERVER)
+    assert shape(plan) == ["s"]
+
+
+def test_server_work_that_only_the_next_work_reads_is_one_task_with_it():
     plan = cut(lambda x: intrinsic("federated_apply", halve, intrinsic("federated_apply", halve, x)), SERVER)
-    assert shape(plan) == ["s", "s"]
+    assert shape(plan) == ["s"]
+    assert len(plan.tasks[0].program.steps) == 2
+
+
+def test_server_work_that_two_tasks_or_the_caller_read_is_a_task_of_its_own():
+    def twice(x):
+        half = intrinsic("federated_apply", halve, x)
+        return struct(half, intrinsic("federated_apply", halve, half))
+
+    assert shape(cut(twice, SERVER)) == ["s", "s"]
+
+
+def test_server_work_that_could_begin_earlier_does_not_join_a_chain():
+    def both(x, y):
+        zipped = intrinsic("federated_zip_at_server", struct(x, intrinsic("federated_sum", y)))
+        return intrinsic("federated_apply", add, zipped)
+
+    plan = cut(lambda x, y: both(intrinsic("federated_apply", halve, x), y), SERVER, CLIENTS)
+    assert shape(plan).count("s") == 2
 
 
 def test_zips_broadcasts_and_placed_values_are_no_tasks():

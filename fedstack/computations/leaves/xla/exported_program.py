@@ -1,29 +1,16 @@
-"""Runs functions that JAX has exported, once or in a compiled loop over several clients."""
+"""Reads functions that JAX has exported."""
 
-import functools
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedstack.computations.leaves.xla.jax_api import (
-    FlatFunction,
-    Traced,
-    check_process,
-    jax,
-    version,
-    with_wide_types,
-)
+from fedstack.computations.leaves.xla.jax_api import Traced, jax, version
+from fedstack.computations.leaves.xla.xla_program import XlaProgram
 from fedstack.computations.types.language import TensorType
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import text_of
-
-# For how many sizes of its arguments a program keeps compiled code.
-_MOST_SIZES = 64
-# An operation uses one thread, because several clients run at the same time.
-_OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
 
 
 def _shown(found: Traced) -> str:
@@ -49,7 +36,7 @@ _HARMLESS = re.compile(
 )
 
 
-class ExportedProgram:
+class ExportedProgram(XlaProgram):
     """An exported function that is ready to run on this process's default device.
 
     Args:
@@ -61,44 +48,35 @@ class ExportedProgram:
     """
 
     def __init__(self, content: bytes, name: str) -> None:
-        self._name = name
-        found: Any = self._read(content)
-        self._check_targets()
+        self.name = name
+        found, code = self._read(content)
+        self._check_targets(code)
         backend = jax().default_backend()
         if backend not in found.platforms and not (backend == "gpu" and {"cuda", "rocm"} & set(found.platforms)):
             raise CarrierError(
                 f"Expected {name!r} to be exported for the platform {backend!r} of this process, found an export for "
                 f"{', '.join(found.platforms)}; export it on such a machine, or set JAX_PLATFORMS"
             )
-        self._arguments, self._results = found.in_avals, found.out_avals
-        self._is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*found.in_avals, *found.out_avals))
-        self._is_open = any(not isinstance(size, int) for one in found.in_avals for size in one.shape)
-        self._sizes: set[tuple[object, ...]] = set()
-        self._function: FlatFunction = found.call
-        self._jit = functools.partial(jax().jit, compiler_options=_OPTIONS.get(backend))
-        self._run = self._jit(self._function)
-        self._loop = self._jit(self._looped, static_argnums=(0, 1))
         # On CPUs they take ten times longer in a loop.
-        self.can_loop = "stablehlo.convolution" not in self._code
+        can_loop = "stablehlo.convolution" not in code
+        super().__init__(name, found.call, found.in_avals, found.out_avals, can_loop=can_loop)
 
-    def _read(self, content: bytes) -> Any:
+    def _read(self, content: bytes) -> tuple[Any, str]:
         try:
             found = jax().export.deserialize(bytearray(content))
-            self._code = re.sub(r"\bloc\(.*", "", found.mlir_module())
-            return found
+            return found, re.sub(r"\bloc\(.*", "", found.mlir_module())
         except Exception as error:  # flatbuffers and MLIR raise errors of any kind
             raise CarrierError(
-                f"Expected {self._name!r} as an export of JAX, found bytes that JAX {version()} cannot read: "
+                f"Expected {self.name!r} as an export of JAX, found bytes that JAX {version()} cannot read: "
                 f"{text_of(error)}; use the same version of JAX in both processes"
             ) from error
 
-    def _check_targets(self) -> None:
-        code = self._code
+    def _check_targets(self, code: str) -> None:
         targets = [quoted or plain for quoted, plain in _CUSTOM_CALL.findall(code)]
         strange = [target for target in targets if not _HARMLESS.fullmatch(target)]
         if strange or len(targets) != code.count("custom_call"):
             raise CarrierError(
-                f"Expected {self._name!r} to call functions of XLA only, found "
+                f"Expected {self.name!r} to call functions of XLA only, found "
                 f"{', '.join(map(repr, strange)) or 'a call that cannot be read'}; remove callbacks and kernels of "
                 "your own"
             )
@@ -109,7 +87,7 @@ class ExportedProgram:
         Raises:
           CarrierError: If it has others.
         """
-        for kind, found, tensors in (("take", self._arguments, parameter), ("return", self._results, result)):
+        for kind, found, tensors in (("take", self.arguments, parameter), ("return", self.results, result)):
             expected = [str(tensor) for tensor in tensors]
             fits = len(found) == len(tensors) and all(
                 np.dtype(one.dtype) == tensor.dtype and _fits(one.shape, tensor, is_result=tensors is result)
@@ -117,62 +95,6 @@ class ExportedProgram:
             )
             if not fits:
                 raise CarrierError(
-                    f"Expected the JAX export {self._name!r} to {kind} {', '.join(expected) or 'nothing'}, found "
+                    f"Expected the JAX export {self.name!r} to {kind} {', '.join(expected) or 'nothing'}, found "
                     f"{', '.join(map(_shown, found)) or 'nothing'}; export it again"
                 )
-
-    def __call__(self, arguments: Sequence[object]) -> list[NDArray[Any]]:
-        """Runs the function, and returns its results as read-only arrays, which never change."""
-        if self._is_open:
-            self._note_sizes(arguments)
-        return self._called(lambda: self._run(*arguments))
-
-    def _note_sizes(self, arguments: Sequence[object]) -> None:
-        """Forgets what was compiled after many sizes, since code for each takes a megabyte or two."""
-        sizes = tuple(np.shape(cast(Any, one))[:1] for one in arguments)
-        if sizes not in self._sizes and len(self._sizes) >= _MOST_SIZES:
-            self._sizes.clear()
-            self._run.clear_cache()
-        self._sizes.add(sizes)
-
-    def loop(
-        self, lanes: int, shared: tuple[bool, ...], clients: int, arguments: Sequence[object]
-    ) -> list[NDArray[Any]]:
-        """Runs the function for several clients, one after the other. No client depends on the others.
-
-        Args:
-          lanes: The maximum number of clients, for which memory is allocated.
-          shared: For each argument, whether it is the same for all clients. If not, its first axis is that of clients.
-          clients: The number of clients.
-          arguments: The arguments.
-
-        Returns:
-          The results, with the clients along a first axis. Rows beyond the clients are zeros.
-        """
-        return self._called(lambda: self._loop(lanes, shared, np.int32(clients), *arguments))
-
-    def _looped(self, lanes: int, shared: tuple[bool, ...], clients: Traced, *arguments: Traced) -> Sequence[Traced]:
-        lax, numpy = jax().lax, jax().numpy
-
-        def client(lane: Traced, rows: Sequence[Traced]) -> Sequence[Traced]:
-            own = [
-                argument if is_shared else lax.dynamic_index_in_dim(argument, lane, keepdims=False)
-                for argument, is_shared in zip(arguments, shared)
-            ]
-            # What XLA moves out of the loop, it would compile in another way than for arguments that are not shared.
-            lane, own = lax.optimization_barrier((lane, own))
-            found = zip(rows, self._function(*own))
-            return [lax.dynamic_update_index_in_dim(into, one, lane, 0) for into, one in found]
-
-        empty = [numpy.zeros((lanes, *one.shape), one.dtype) for one in self._results]
-        return lax.fori_loop(0, clients, client, empty)
-
-    def _called(self, call: Callable[[], Sequence[Traced]]) -> list[NDArray[Any]]:
-        check_process()
-        if not self._is_wide:
-            return [np.asarray(one) for one in call()]
-        with with_wide_types():
-            return [np.asarray(one) for one in call()]
-
-    def __repr__(self) -> str:
-        return f"<ExportedProgram of {self._name}>"

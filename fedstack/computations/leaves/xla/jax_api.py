@@ -15,12 +15,14 @@ import importlib
 import os
 import platform
 import re
+import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.errors import ClosedError, InvalidComputationError
 from fedstack.foundations.error_text import text_of
 
@@ -51,8 +53,37 @@ def jax() -> Any:
     except ImportError as error:
         raise ImportError('JAX is not installed: pip install "fedstack[jax]"') from error
     check_version(found.__version__)
+    found.monitoring.register_event_listener(_note_event)
+    found.monitoring.register_event_duration_secs_listener(_note_duration)
     _process[:] = [os.getpid()]
     return found
+
+
+class Running(threading.local):
+    """The function that this thread runs, whose compilations are counted.
+
+    Attributes:
+      name: Its name; empty if there is none.
+      is_cached: Whether its compiled code was found in JAX's cache on disk.
+    """
+
+    name: str = ""
+    is_cached: bool = False
+
+
+running = Running()
+
+
+def _note_event(event: str, **_: object) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        running.is_cached = True
+
+
+def _note_duration(event: str, seconds: float, **_: object) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        if running.name:
+            compilations.note(running.name, seconds, from_cache=running.is_cached)
+        running.is_cached = False
 
 
 def check_version(version: str) -> None:

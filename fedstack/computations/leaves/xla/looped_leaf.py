@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedstack.computations.leaves.bound_operation import BoundOperation, ColumnCall
 from fedstack.computations.leaves.leaf import Leaf, raise_leaf_error
 from fedstack.computations.leaves.vectorized_leaf import column_leaves, copied_row, stacked_column
-from fedstack.computations.leaves.xla.exported_program import ExportedProgram
+from fedstack.computations.leaves.xla.xla_program import ArrayProgram
 from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, concatenate, empty_column
@@ -51,12 +51,12 @@ class LoopedLeaf(BoundOperation):
     prefers_columns = True
     least_seconds = 0.005  # each call passes from thread to thread in JAX
 
-    def __init__(self, program: ExportedProgram, parameter: Type, result: Type, most: int, alone: Leaf) -> None:
+    def __init__(self, program: ArrayProgram, parameter: Type, result: Type, most: int, alone: Leaf) -> None:
         self.name = alone.name
-        self.parameter = parameter
+        self.parameter = self._parameter = parameter
         self.result = result
         self.most = most
-        self._program = program
+        self.program = program
         self._alone = alone
         sizes = [most * _bytes_of(tensor) for _, tensor in tensor_leaves(parameter)]
         self._bytes = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
@@ -81,10 +81,10 @@ class LoopedLeaf(BoundOperation):
     def _called(self, clients: Column, first_client: int) -> list[NDArray[Any]]:
         try:
             _memory.begin(self._bytes)
-            leaves = list(column_leaves(clients, self.parameter))
+            leaves = list(column_leaves(clients, self._parameter))
             arguments = [self._rows(column, tensor) for column, tensor in leaves]
             shared = tuple(isinstance(column, ConstantColumn) for column, _ in leaves)
-            return self._program.loop(self.most, shared, len(clients), arguments)
+            return self.program.loop(self.most, shared, len(clients), arguments)
         except Exception as error:
             raise_leaf_error(error, self.name, first_client)
 

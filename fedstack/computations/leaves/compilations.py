@@ -1,0 +1,49 @@
+"""Counts what the leaf runtimes of this process compile, for events and for the status of servers."""
+
+import threading
+
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.observe.events import LeafCompiled
+from fedstack.observe.observers import observers
+
+
+class Compilations:
+    """The compilations so far.
+
+    Attributes:
+      count: The number of functions that were compiled, once for each size of their arguments.
+      from_cache: How many of them were found in a cache on disk.
+      seconds: How long they took, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.from_cache = 0
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def note(self, name: str, seconds: float, *, from_cache: bool) -> None:
+        """Counts a compilation.
+
+        Args:
+          name: The name of the function.
+          seconds: How long it took, in seconds.
+          from_cache: Whether the compiled function was found in a cache on disk.
+        """
+        with self._lock:
+            self.count += 1
+            self.from_cache += from_cache
+            self.seconds += seconds
+        if observers.present:
+            observers.tell(LeafCompiled(**current_scope().span.ids, name=name, seconds=seconds, from_cache=from_cache))
+
+    def renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Compilations {self.count}, {self.from_cache} of them from a cache, {self.seconds:.3f} s>"
+
+
+compilations = Compilations()

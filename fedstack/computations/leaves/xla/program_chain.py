@@ -1,0 +1,72 @@
+"""Runs compiled functions that read each other's results one after another."""
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from fedstack.computations.leaves.bound_operation import FusedTensor
+from fedstack.computations.leaves.xla.jax_api import Traced
+from fedstack.computations.leaves.xla.xla_program import ArrayProgram
+
+
+@attrs.frozen(eq=False)
+class ChainedProgram:
+    """A program of a chain.
+
+    Attributes:
+      program: The program.
+      argument: The arrays that it takes.
+      slices: The program runs for so many slices of the first axis of its arguments.
+    """
+
+    program: ArrayProgram
+    argument: tuple[FusedTensor, ...]
+    slices: int = 1
+
+
+class ProgramChain(ArrayProgram):
+    """Runs programs one after another. What one returns and another one takes stays an array of JAX.
+
+    They are not compiled as one program, because XLA would compile each in another way than alone, even behind
+    barriers, and results would have other bits.
+
+    Args:
+      programs: The programs.
+      results: Which of the arrays that they return are the results of the chain.
+    """
+
+    def __init__(self, programs: Sequence[ChainedProgram], results: Sequence[FusedTensor]) -> None:
+        self._programs = programs
+        self._results = results
+
+    def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
+        found: list[Sequence[Traced]] = []
+        for one in self._programs:
+            given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
+            found.append(one.program.run(given) if one.slices == 1 else _sliced(one, given))
+        return self._chosen(found)
+
+    def run_loop(
+        self, lanes: int, shared: Sequence[bool], clients: int, arguments: Sequence[object]
+    ) -> Sequence[Traced]:
+        found: list[Sequence[Traced]] = []
+        for one in self._programs:
+            given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
+            own = [t.step is None and shared[t.position] for t in one.argument]
+            found.append(one.program.run_loop(lanes, own, clients, given))
+        return self._chosen(found)
+
+    def _chosen(self, found: Sequence[Sequence[Traced]]) -> Sequence[Traced]:
+        for arrays in found:
+            if not isinstance(arrays[0], np.ndarray):
+                arrays[0].block_until_ready()  # it reads memory of the arguments, which the caller uses again
+        return [found[one.step or 0][one.position] for one in self._results]
+
+
+def _sliced(one: ChainedProgram, arguments: Sequence[Traced]) -> Sequence[Traced]:
+    arrays = [np.asarray(argument) for argument in arguments]
+    size = len(arrays[0]) // one.slices
+    starts = range(0, len(arrays[0]), size)
+    found = [one.program([array[start : start + size] for array in arrays]) for start in starts]
+    return [np.concatenate(parts) for parts in zip(*found)]

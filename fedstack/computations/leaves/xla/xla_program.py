@@ -1,0 +1,129 @@
+"""Compiles functions of arrays, and runs them once or in a compiled loop over several clients."""
+
+import abc
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced, check_process, jax, running, with_wide_types
+
+# For how many sizes of its arguments a program keeps compiled code.
+_MOST_SIZES = 64
+# An operation uses one thread, because several clients run at the same time.
+_OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
+
+
+class ArrayProgram(abc.ABC):
+    """A function of arrays that is ready to run."""
+
+    def __call__(self, arguments: Sequence[object]) -> list[NDArray[Any]]:
+        """Runs the function, and returns its results as read-only arrays, which never change."""
+        return [np.asarray(one) for one in self.run(arguments)]
+
+    def loop(self, lanes: int, shared: Sequence[bool], clients: int, arguments: Sequence[object]) -> list[NDArray[Any]]:
+        """Runs the function for several clients, one after the other. No client depends on the others.
+
+        Args:
+          lanes: The maximum number of clients, for which memory is allocated.
+          shared: For each argument, whether it is the same for all clients. If not, its first axis is that of clients.
+          clients: The number of clients.
+          arguments: The arguments.
+
+        Returns:
+          The results, with the clients along a first axis. Rows beyond the clients are zeros.
+        """
+        return [np.asarray(one) for one in self.run_loop(lanes, shared, clients, arguments)]
+
+    @abc.abstractmethod
+    def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
+        """Runs the function like a call, and returns its results as arrays of JAX."""
+
+    @abc.abstractmethod
+    def run_loop(
+        self, lanes: int, shared: Sequence[bool], clients: int, arguments: Sequence[object]
+    ) -> Sequence[Traced]:
+        """Runs the function like `loop`, and returns its results as arrays of JAX."""
+
+
+class XlaProgram(ArrayProgram):
+    """A function of arrays that is compiled when it runs first.
+
+    Args:
+      name: The name of the function in messages.
+      function: The function of tracers.
+      arguments: Descriptions of its arguments.
+      results: Descriptions of its results.
+      can_loop: Whether a compiled loop around the function is as fast as single calls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: FlatFunction,
+        arguments: Sequence[Traced],
+        results: Sequence[Traced],
+        *,
+        can_loop: bool,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.arguments = arguments
+        self.results = results
+        self.can_loop = can_loop
+        self._is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*arguments, *results))
+        self._is_open = any(not isinstance(size, int) for one in arguments for size in one.shape)
+        self._sizes: set[tuple[object, ...]] = set()
+        self._jit = functools.partial(jax().jit, compiler_options=_OPTIONS.get(jax().default_backend()))
+        self._run = self._jit(function)
+        self._loop = self._jit(self._looped, static_argnums=(0, 1))
+
+    def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
+        if self._is_open:
+            self._note_sizes(arguments)
+        return self._called(self._run, *arguments)
+
+    def _note_sizes(self, arguments: Sequence[object]) -> None:
+        """Forgets what was compiled after many sizes, since code for each takes a megabyte or two."""
+        sizes = tuple(np.shape(cast(Any, one))[:1] for one in arguments)
+        if sizes not in self._sizes and len(self._sizes) >= _MOST_SIZES:
+            self._sizes.clear()
+            self._run.clear_cache()
+        self._sizes.add(sizes)
+
+    def run_loop(
+        self, lanes: int, shared: Sequence[bool], clients: int, arguments: Sequence[object]
+    ) -> Sequence[Traced]:
+        return self._called(self._loop, lanes, tuple(shared), np.int32(clients), *arguments)
+
+    def _called(self, function: Callable[..., Sequence[Traced]], *arguments: object) -> Sequence[Traced]:
+        check_process()
+        running.name = self.name
+        try:
+            if not self._is_wide:
+                return function(*arguments)
+            with with_wide_types():
+                return function(*arguments)
+        finally:
+            running.name = ""
+
+    def _looped(self, lanes: int, shared: tuple[bool, ...], clients: Traced, *arguments: Traced) -> Sequence[Traced]:
+        lax, numpy = jax().lax, jax().numpy
+
+        def client(lane: Traced, rows: Sequence[Traced]) -> Sequence[Traced]:
+            own = [
+                argument if is_shared else lax.dynamic_index_in_dim(argument, lane, keepdims=False)
+                for argument, is_shared in zip(arguments, shared)
+            ]
+            # What XLA moves out of the loop, it would compile in another way than for arguments that are not shared.
+            lane, own = lax.optimization_barrier((lane, own))
+            found = zip(rows, self.function(*own))
+            return [lax.dynamic_update_index_in_dim(into, one, lane, 0) for into, one in found]
+
+        empty = [numpy.zeros((lanes, *one.shape), one.dtype) for one in self.results]
+        return lax.fori_loop(0, clients, client, empty)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.name}>"

@@ -1,0 +1,110 @@
+"""What JAX functions compile, and how often: once for each size of their arguments, on disk for other processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import federated_language as fl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.computations.leaves.compilations import compilations
+from fedstack.observe import Event, LeafCompiled, Observer, add_observer
+
+FLOAT = np.float32
+SCALAR, ROWS = fl.FederatedType(FLOAT, fl.CLIENTS), fl.FederatedType(fl.TensorType(FLOAT, [40, 30]), fl.CLIENTS)
+
+
+def averaging(leaf, type_spec):
+    @fl.federated_computation(type_spec)
+    def average(values):
+        return fl.federated_mean(fl.federated_map(leaf, values))
+
+    return average
+
+
+def costly(rows):
+    return jax.lax.fori_loop(0, 100, lambda _, total: jnp.tanh(total @ total.T @ total), rows)
+
+
+@pytest.fixture(autouse=True)
+def locally():
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        yield
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_a_function_is_compiled_once_for_all_numbers_of_clients(looped: bool) -> None:
+    if looped:
+        average = averaging(fedstack.jax_computation(fl.TensorType(FLOAT, [40, 30]))(costly), ROWS)
+        values = np.ones((300, 40, 30), FLOAT)
+    else:
+        average = averaging(fedstack.jax_computation(FLOAT)(lambda x: x / 2), SCALAR)
+        values = np.ones(20_000, FLOAT)
+    before = compilations.count
+    average(values[:10])
+    assert compilations.count == before + 1
+    for clients in (1, 7, len(values) // 3, len(values)):
+        average(values[:clients])
+    assert compilations.count == before + 1
+
+
+def test_an_observer_is_told_what_was_compiled() -> None:
+    class Diary(Observer):
+        def __init__(self) -> None:
+            self.told: list[Event] = []
+
+        def observe(self, event: Event) -> None:
+            self.told.append(event)
+
+    def third(x):
+        return x / 3
+
+    average = averaging(fedstack.jax_computation(FLOAT)(third), SCALAR)
+    diary = Diary()
+    with add_observer(diary, direct=True):
+        average([1.0, 2.0])
+    (compiled,) = [event for event in diary.told if isinstance(event, LeafCompiled)]
+    assert (compiled.name, compiled.from_cache) == ("third", False)
+    assert compiled.seconds > 0
+    assert compiled.call
+
+
+def test_what_others_compile_is_not_counted() -> None:
+    before = compilations.count
+    jax.jit(lambda x: x * 5 + 1)(np.ones(3, FLOAT))
+    assert compilations.count == before
+
+
+PROGRAM = """
+import json
+import federated_language as fl
+import numpy as np
+import fedstack
+from fedstack.computations.leaves.compilations import compilations
+
+fedstack.set_sync_local_execution_context()
+half = fedstack.jax_computation(np.float32)(lambda x: x / 2)
+assert half(np.float32(3)) == 1.5
+print(json.dumps([compilations.count, compilations.from_cache]))
+"""
+
+
+def test_a_second_process_finds_compiled_functions_in_the_cache_of_jax(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+    def run() -> object:
+        command = [sys.executable, "-c", PROGRAM]
+        return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120).stdout)
+
+    assert run() == [1, 0]
+    assert run() == [1, 1]

@@ -1,0 +1,77 @@
+"""JAX functions that follow each other run as one compiled function, and have the bits that they have one by one."""
+
+import random
+
+import jax
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.leaf_runtimes import load_leaf
+from fedstack.computations.plan.fusing import fused
+from fedstack.computations.plan.interpreter import run_columns, run_once
+from fedstack.computations.plan.program import Join, Pick, Program, ProgramStep, Slot
+from fedstack.computations.values.columns import ConstantColumn, ListColumn
+from tests.computations.leaves.xla.test_drawn_functions import FLOAT, drawn
+
+
+def loaded(function, types) -> BoundOperation:
+    return load_leaf(fedstack.jax_computation(*types)(function).to_proto())
+
+
+def for_each_row(function):
+    return lambda x, matrix: jax.lax.map(lambda row: function(row, matrix), x)
+
+
+def drawn_program(seed: int, size: int) -> Program:
+    """Returns a program of a vector and a matrix, whose steps read what earlier steps returned."""
+    draw = random.Random(seed)
+    types = ((FLOAT, [6]) if size == 1 else (FLOAT, [size, 6])), (FLOAT, [6, 6])
+    vectors: list = [Slot(0)]
+    numbers: list = []
+    steps = []
+    for target in range(2, 2 + draw.randint(2, 5)):
+        one = drawn(draw)
+        operation = loaded(one if size == 1 else for_each_row(one), types)
+        steps.append(ProgramStep(operation, Join((draw.choice(vectors), Slot(1))), target))
+        number, vector = (0, 1) if operation.result[0].shape in ((), (size,)) else (1, 0)
+        vectors.append(Pick(Slot(target), vector))
+        numbers.append(Pick(Slot(target), number))
+    results = (Slot(steps[-1].target), draw.choice(numbers), Join((draw.choice(vectors), draw.choice(numbers))))
+    return Program((0, 1), (), tuple(steps), results, 2 + len(steps))
+
+
+def bits(payload) -> bytes:
+    if isinstance(payload, tuple):
+        return b"".join(map(bits, payload))
+    return np.asarray(payload).tobytes()
+
+
+def check(seed: int, size: int, clients: int) -> None:
+    program = drawn_program(seed, size)
+    one = fused(program)
+    assert len(one.steps) == 1
+    values = np.random.default_rng(seed)
+    shape = [6] if size == 1 else [size, 6]
+    vectors = [values.normal(size=shape).astype(FLOAT) for _ in range(clients)]
+    matrix = values.normal(size=(6, 6)).astype(FLOAT)
+    for matrices in (ConstantColumn(matrix, clients), ListColumn([matrix] * clients)):
+        inputs = [ListColumn(vectors), matrices]
+        expected, found = [run_columns(each, inputs, 5, clients) for each in (program, one)]
+        for before, after in zip(expected, found):
+            assert [bits(item) for item in before.items()] == [bits(item) for item in after.items()], seed
+    expected, found = [run_once(each, (vectors[0], matrix)) for each in (program, one)]
+    assert bits(expected) == bits(found), seed
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_functions_have_the_same_bits_fused_and_one_by_one(seed: int) -> None:
+    check(seed, 1, 7)
+    check(seed, 3000, 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8, 100))
+def test_many_drawn_functions_have_the_same_bits_fused_and_one_by_one(seed: int) -> None:
+    check(seed, 1 if seed % 2 else 3000, 5)
