@@ -48,9 +48,9 @@ PAGES = (
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 ALL_TEXT = "".join(TEXTS.values())
 MOST_LINES = 150
-# With all that it needs PyTorch takes gigabytes, so it is no part of the development environment: where it is not
-# installed, what needs it is compiled only.
-NOT_HERE = [name for name in ("torch",) if importlib.util.find_spec(name) is None]
+# With all that it needs PyTorch takes gigabytes, and DrJAX is shown only for comparison, so they are no part of the
+# development environment: where they are not installed, what needs them is compiled only.
+NOT_HERE = [name for name in ("torch", "drjax") if importlib.util.find_spec(name) is None]
 # What needs Ray is run with a cluster, in tests/engines.
 ALL_BLOCKS = {page: blocks_of(text) for page, text in TEXTS.items()}
 BLOCKS = {
