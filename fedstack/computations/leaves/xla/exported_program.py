@@ -1,10 +1,12 @@
 """Runs functions that JAX has exported, once or in a compiled loop over several clients."""
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +14,9 @@ from fedstack.computations.leaves.xla.jax_api import (
     FlatFunction,
     Traced,
     check_process,
+    cost_of,
     jax,
+    shaped,
     version,
     with_wide_types,
 )
@@ -26,7 +30,8 @@ _MOST_SIZES = 64
 _OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
 
 
-def _shown(found: Traced) -> str:
+def shown_array(found: Traced) -> str:
+    """Returns the description of an array as text."""
     return f"{found.dtype}[{','.join(map(str, found.shape))}]"
 
 
@@ -49,20 +54,64 @@ _HARMLESS = re.compile(
 )
 
 
+@attrs.frozen(eq=False)
+class Export:
+    """An exported function.
+
+    Attributes:
+      call: The function.
+      arguments: Descriptions of its arguments.
+      results: Descriptions of its results.
+      platforms: The platforms that it is for.
+      code: The function as text of StableHLO, without locations.
+    """
+
+    call: FlatFunction
+    arguments: Sequence[Traced]
+    results: Sequence[Traced]
+    platforms: Sequence[str]
+    code: str
+
+    @classmethod
+    def of(cls, found: Any) -> "Export":
+        """Returns what JAX has read."""
+        code = re.sub(r"\bloc\(.*", "", found.mlir_module())
+        return cls(found.call, found.in_avals, found.out_avals, found.platforms, code)
+
+
+def read_export(content: bytes, name: str) -> Export:
+    """Reads an exported function.
+
+    Args:
+      content: The function as bytes; see `jax_api.exported`.
+      name: The name of the function in messages.
+
+    Raises:
+      CarrierError: If the bytes are no function.
+    """
+    try:
+        return Export.of(jax().export.deserialize(bytearray(content)))
+    except Exception as error:  # flatbuffers and MLIR raise errors of any kind
+        raise CarrierError(
+            f"Expected {name!r} as an export of JAX, found bytes that JAX {version()} cannot read: "
+            f"{text_of(error)}; use the same version of JAX in both processes"
+        ) from error
+
+
 class ExportedProgram:
     """An exported function that is ready to run on this process's default device.
 
     Args:
-      content: The function as bytes; see `exported`.
+      found: The function.
       name: The name of the function in messages.
 
     Raises:
-      CarrierError: If the bytes are no function, or this process cannot run it.
+      CarrierError: If this process cannot run the function.
     """
 
-    def __init__(self, content: bytes, name: str) -> None:
+    def __init__(self, found: Export, name: str) -> None:
         self._name = name
-        found: Any = self._read(content)
+        self._code = found.code
         self._check_targets()
         backend = jax().default_backend()
         if backend not in found.platforms and not (backend == "gpu" and {"cuda", "rocm"} & set(found.platforms)):
@@ -70,9 +119,10 @@ class ExportedProgram:
                 f"Expected {name!r} to be exported for the platform {backend!r} of this process, found an export for "
                 f"{', '.join(found.platforms)}; export it on such a machine, or set JAX_PLATFORMS"
             )
-        self._arguments, self._results = found.in_avals, found.out_avals
-        self._is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*found.in_avals, *found.out_avals))
-        self._is_open = any(not isinstance(size, int) for one in found.in_avals for size in one.shape)
+        self._arguments, self._results = found.arguments, found.results
+        tensors = (*found.arguments, *found.results)
+        self._is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in tensors)
+        self._is_open = any(not isinstance(size, int) for one in found.arguments for size in one.shape)
         self._sizes: set[tuple[object, ...]] = set()
         self._function: FlatFunction = found.call
         self._jit = functools.partial(jax().jit, compiler_options=_OPTIONS.get(backend))
@@ -80,17 +130,6 @@ class ExportedProgram:
         self._loop = self._jit(self._looped, static_argnums=(0, 1))
         # On CPUs they take ten times longer in a loop.
         self.can_loop = "stablehlo.convolution" not in self._code
-
-    def _read(self, content: bytes) -> Any:
-        try:
-            found = jax().export.deserialize(bytearray(content))
-            self._code = re.sub(r"\bloc\(.*", "", found.mlir_module())
-            return found
-        except Exception as error:  # flatbuffers and MLIR raise errors of any kind
-            raise CarrierError(
-                f"Expected {self._name!r} as an export of JAX, found bytes that JAX {version()} cannot read: "
-                f"{text_of(error)}; use the same version of JAX in both processes"
-            ) from error
 
     def _check_targets(self) -> None:
         code = self._code
@@ -117,9 +156,16 @@ class ExportedProgram:
             )
             if not fits:
                 raise CarrierError(
-                    f"Expected the JAX export {self._name!r} to {kind} {', '.join(expected) or 'nothing'}, found "
-                    f"{', '.join(map(_shown, found)) or 'nothing'}; export it again"
+                    f"Expected the function {self._name!r} to {kind} {', '.join(expected) or 'nothing'}, found "
+                    f"{', '.join(map(shown_array, found)) or 'nothing'}; export it again"
                 )
+
+    def cost(self) -> tuple[float, float] | None:
+        """Returns XLA's estimate of operations and of accessed bytes; `None` if the function has parts without one."""
+        if "stablehlo.while" in self._code or "custom_call" in self._code:
+            return None
+        with with_wide_types() if self._is_wide else contextlib.nullcontext():
+            return cost_of(self._function, [shaped(one.shape, one.dtype) for one in self._arguments])
 
     def __call__(self, arguments: Sequence[object]) -> list[NDArray[Any]]:
         """Runs the function, and returns its results as read-only arrays, which never change."""
