@@ -5,7 +5,7 @@ from fedstack.computations.leaves.bound_operation import FusedStep, FusedTensor,
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf import Leaf
 from fedstack.computations.leaves.leaf_runtimes import Destination, LeafRuntime, register_leaf_runtime
-from fedstack.computations.leaves.xla import jax_runtime as _jax_runtime  # registers the runtime of JAX functions
+from fedstack.computations.leaves.xla import hlo_runtime as _hlo_runtime  # registers the runtimes of JAX functions
 
 __all__ = [
     "CarrierPolicy",
@@ -18,4 +18,4 @@ __all__ = [
     "register_leaf_runtime",
 ]
 
-del _carriers, _jax_runtime
+del _carriers, _hlo_runtime

@@ -97,6 +97,8 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.leaves.xla.jax_api.jax": (1, "takes no argument"),
     "computations.leaves.xla.jax_api.is_installed": (1, "takes no argument"),
     "computations.leaves.xla.jax_api.fingerprint": (1, "takes no argument"),
+    "computations.leaves.xla.jax_runtime._written._items": (64, "and 32 MiB"),
+    "computations.leaves.xla.jax_api._ELEMENTS": (CONSTANT, "types"),
     "computations.leaves.leaf_runtimes._runtimes": (CONSTANT, "what was registered or is installed"),
     "computations.leaves.function_pickles._warned_of._items": (1000, "and nothing but names; the client's"),
     "computations.leaves.computation_pickles.registry._kept_of_code": (None, "code of functions that are kept"),

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.computations.leaves.leaf_runtimes import Destination
+from fedstack.computations.leaves.portability import portable
 from fedstack.errors import CarrierError
 from fedstack.service import ExecutorService
 from fedstack.service.pool.worker_pool import local_worker_pool
+from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.methods import ServerFacts
 
 FLOAT = np.float32
@@ -122,6 +127,49 @@ def test_workers_run_loops_over_sequences() -> None:
     with local_worker_pool(2) as pool, fedstack.create_sync_remote_execution_context(pool) as context:
         with fedstack.use_context(context):
             assert bits(all_models(model, clients)) == bits(here)
+
+
+def test_workers_run_modules_of_other_projects() -> None:
+    message = portable(projected.to_proto(), Destination(takes_code=False, is_plain=True))
+    stack, signature = projected.context_stack, projected.type_signature
+    module = type(everything)(computation_proto=message, context_stack=stack, annotated_type=signature)
+
+    @fl.federated_computation(fl.FederatedType(ROW, fl.CLIENTS), fl.FederatedType(MATRIX, fl.SERVER))
+    def all_projected(rows, matrix):
+        return fl.federated_map(module, (rows, fl.federated_broadcast(matrix)))
+
+    rows, _, matrix = arguments(150)
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        here = bits(all_projected(rows, matrix))
+    with local_worker_pool(2) as pool, fedstack.create_sync_remote_execution_context(pool) as context:
+        with fedstack.use_context(context):
+            assert bits(all_projected(rows, matrix)) == here
+
+
+def test_a_service_without_extensions_receives_modules() -> None:
+    sent: list[bytes] = []
+
+    class Reading(InMemoryConnection):
+        async def unary(self, path, request, timeout):
+            sent.append(request)
+            return await super().unary(path, request, timeout)
+
+    doubled = fedstack.jax_computation(FLOAT)(lambda x: x * 2)
+
+    @fl.federated_computation(fl.FederatedType(FLOAT, fl.CLIENTS))
+    def total(x):
+        return fl.federated_sum(fl.federated_map(doubled, x))
+
+    service = ExecutorService(fedstack.local_executor_factory(), extensions=False)
+    stub = ExecutorStub(Reading(service, "plain"), extensions=False)
+    try:
+        with fedstack.create_sync_remote_execution_context([stub]) as context, fedstack.use_context(context):
+            assert total([FLOAT(1), FLOAT(2)]) == 6.0
+    finally:
+        io_loop.run_sync(service.close())
+    content = b"".join(sent)
+    assert b"xla.HloModuleProto" in content
+    assert b"JaxExport" not in content
 
 
 def test_an_error_of_a_worker_names_the_function() -> None:

@@ -51,10 +51,13 @@ class Destination:
     Attributes:
       takes_code: Whether the destination accepts carriers that execute the sender's code.
       advice: The advice for a leaf that can only be sent as code, if the destination does not accept code.
+      is_plain: Whether the destination is an executor service without fedstack's extensions, which may belong to
+        another project.
     """
 
     takes_code: bool
     advice: str = ALLOW_CODE
+    is_plain: bool = False
 
 
 class LeafRuntime(abc.ABC):

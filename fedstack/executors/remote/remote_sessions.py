@@ -70,11 +70,13 @@ class CarrierRules:
       in_process: Whether the peer is in this process, and can therefore use Python functions directly.
       takes_code: Whether the peer accepts functions by value if it cannot import them.
       advice: How to fix a function that the peer does not accept, for the error message.
+      is_plain: Whether the peer has no extensions of fedstack.
     """
 
     in_process: bool
     takes_code: bool
     advice: str = ALLOW_CODE
+    is_plain: bool = False
 
     @property
     def sends_code(self) -> bool:
@@ -89,7 +91,7 @@ class CarrierRules:
         """
         if self.in_process:
             return computation
-        return portable(computation, Destination(self.takes_code, self.advice))
+        return portable(computation, Destination(self.takes_code, self.advice, self.is_plain))
 
 
 class MovesValues(Protocol):
@@ -208,7 +210,8 @@ class PlainSession(RemoteSession):
     """A session on a peer without fedstack's extensions. Transfers each value in a single message."""
 
     def __init__(self, stub: ExecutorStub, executor: plain.ExecutorId) -> None:
-        super().__init__(stub, executor, CarrierRules(stub.keeps_handles, stub.sends_code, _PLAIN_ADVICE))
+        rules = CarrierRules(stub.keeps_handles, stub.sends_code, _PLAIN_ADVICE, is_plain=True)
+        super().__init__(stub, executor, rules)
 
     def put(self, payload: object, type_spec: Type) -> Made:
         value = value_to_proto(payload, type_spec)

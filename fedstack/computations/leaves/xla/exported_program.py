@@ -1,19 +1,30 @@
-"""Reads functions that JAX has exported."""
+"""Reads functions that JAX has exported, and checks them before they run."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
-from fedstack.computations.leaves.xla.jax_api import Traced, jax, version
+from fedstack.computations.leaves.xla.jax_api import (
+    FlatFunction,
+    Traced,
+    cost_of,
+    jax,
+    shaped,
+    version,
+    with_wide_types,
+)
 from fedstack.computations.leaves.xla.xla_program import XlaProgram
 from fedstack.computations.types.language import TensorType
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import text_of
 
 
-def _shown(found: Traced) -> str:
+def shown_array(found: Traced) -> str:
+    """Returns the description of an array as text."""
     return f"{found.dtype}[{','.join(map(str, found.shape))}]"
 
 
@@ -34,52 +45,77 @@ _HARMLESS = re.compile(
     r"|(mhlo|stablehlo|chlo)\.\w+|ProductOfElementaryHouseholderReflectors|annotate_device_placement"
     r"|SPMDFullToShardShape|SPMDShardToFullShape|shape_assertion"
 )
+# Operations that exchange data with other programs or processes, for which they would wait forever.
+_ELSEWHERE = re.compile(r"stablehlo\.(?:infeed|outfeed|send|recv)\b")
+
+
+@attrs.frozen(eq=False)
+class Export:
+    """An exported function.
+
+    Attributes:
+      call: The function.
+      arguments: Descriptions of its arguments.
+      results: Descriptions of its results.
+      platforms: The platforms that it is for.
+      code: The function as text of StableHLO, without locations.
+    """
+
+    call: FlatFunction
+    arguments: Sequence[Traced]
+    results: Sequence[Traced]
+    platforms: Sequence[str]
+    code: str
+
+    @classmethod
+    def of(cls, found: Any) -> "Export":
+        """Returns what JAX has read."""
+        code = re.sub(r"\bloc\(.*", "", found.mlir_module())
+        return cls(found.call, found.in_avals, found.out_avals, found.platforms, code)
+
+
+def read_export(content: bytes, name: str) -> Export:
+    """Reads an exported function.
+
+    Args:
+      content: The function as bytes; see `jax_api.exported`.
+      name: The name of the function in messages.
+
+    Raises:
+      CarrierError: If the bytes are no function.
+    """
+    try:
+        return Export.of(jax().export.deserialize(bytearray(content)))
+    except Exception as error:  # flatbuffers and MLIR raise errors of any kind
+        raise CarrierError(
+            f"Expected {name!r} as an export of JAX, found bytes that JAX {version()} cannot read: "
+            f"{text_of(error)}; use the same version of JAX in both processes"
+        ) from error
 
 
 class ExportedProgram(XlaProgram):
     """An exported function that is ready to run on this process's default device.
 
     Args:
-      content: The function as bytes; see `exported`.
+      found: The function.
       name: The name of the function in messages.
 
     Raises:
-      CarrierError: If the bytes are no function, or this process cannot run it.
+      CarrierError: If this process cannot run the function.
     """
 
-    def __init__(self, content: bytes, name: str) -> None:
-        self.name = name
-        found, code = self._read(content)
-        self._check_targets(code)
+    def __init__(self, found: Export, name: str) -> None:
+        self._code = found.code
+        _check_targets(found.code, name)
         backend = jax().default_backend()
         if backend not in found.platforms and not (backend == "gpu" and {"cuda", "rocm"} & set(found.platforms)):
             raise CarrierError(
                 f"Expected {name!r} to be exported for the platform {backend!r} of this process, found an export for "
                 f"{', '.join(found.platforms)}; export it on such a machine, or set JAX_PLATFORMS"
             )
-        # On CPUs they take ten times longer in a loop.
-        can_loop = "stablehlo.convolution" not in code
-        super().__init__(name, found.call, found.in_avals, found.out_avals, can_loop=can_loop)
-
-    def _read(self, content: bytes) -> tuple[Any, str]:
-        try:
-            found = jax().export.deserialize(bytearray(content))
-            return found, re.sub(r"\bloc\(.*", "", found.mlir_module())
-        except Exception as error:  # flatbuffers and MLIR raise errors of any kind
-            raise CarrierError(
-                f"Expected {self.name!r} as an export of JAX, found bytes that JAX {version()} cannot read: "
-                f"{text_of(error)}; use the same version of JAX in both processes"
-            ) from error
-
-    def _check_targets(self, code: str) -> None:
-        targets = [quoted or plain for quoted, plain in _CUSTOM_CALL.findall(code)]
-        strange = [target for target in targets if not _HARMLESS.fullmatch(target)]
-        if strange or len(targets) != code.count("custom_call"):
-            raise CarrierError(
-                f"Expected {self.name!r} to call functions of XLA only, found "
-                f"{', '.join(map(repr, strange)) or 'a call that cannot be read'}; remove callbacks and kernels of "
-                "your own"
-            )
+        # On CPUs they take three to ten times longer in a loop.
+        can_loop = "stablehlo.convolution" not in found.code
+        super().__init__(name, found.call, found.arguments, found.results, can_loop=can_loop)
 
     def check(self, parameter: Sequence[TensorType], result: Sequence[TensorType]) -> None:
         """Checks that the function has the tensors of these types as arguments and results.
@@ -95,6 +131,24 @@ class ExportedProgram(XlaProgram):
             )
             if not fits:
                 raise CarrierError(
-                    f"Expected the JAX export {self.name!r} to {kind} {', '.join(expected) or 'nothing'}, found "
-                    f"{', '.join(map(_shown, found)) or 'nothing'}; export it again"
+                    f"Expected the function {self.name!r} to {kind} {', '.join(expected) or 'nothing'}, found "
+                    f"{', '.join(map(shown_array, found)) or 'nothing'}; export it again"
                 )
+
+    def cost(self) -> tuple[float, float] | None:
+        """Returns XLA's estimate of operations and of accessed bytes; `None` if the function has parts without one."""
+        if "stablehlo.while" in self._code or "custom_call" in self._code:
+            return None
+        with with_wide_types() if self.is_wide else contextlib.nullcontext():
+            return cost_of(self.function, [shaped(one.shape, one.dtype) for one in self.arguments])
+
+
+def _check_targets(code: str, name: str) -> None:
+    targets = [quoted or plain for quoted, plain in _CUSTOM_CALL.findall(code)]
+    strange = [target for target in targets if not _HARMLESS.fullmatch(target)] + _ELSEWHERE.findall(code)
+    if strange or len(targets) != code.count("custom_call"):
+        raise CarrierError(
+            f"Expected {name!r} to call functions of XLA only, found "
+            f"{', '.join(map(repr, strange)) or 'a call that cannot be read'}; remove callbacks and kernels of "
+            "your own"
+        )

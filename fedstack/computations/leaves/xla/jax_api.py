@@ -9,6 +9,7 @@ Some versions of JAX return wrong results on CPUs without any error, so they are
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -16,14 +17,14 @@ import os
 import platform
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from fedstack.computations.leaves.compilations import compilations
-from fedstack.errors import ClosedError, InvalidComputationError
+from fedstack.errors import CarrierError, ClosedError, InvalidComputationError
 from fedstack.foundations.error_text import text_of
 
 # What JAX passes to functions that it traces, and the arrays that it returns. JAX's types are not public.
@@ -36,6 +37,17 @@ _WRONG: tuple[tuple[Version, Version], ...] = (((0, 5, 3), (0, 8, 1)), ((0, 10, 
 _ADVICE = 'install a version that computes correctly: pip install "fedstack[jax]"'
 # Exports contain code for all of them, so that workers may have other devices than the process that exports.
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# The element types of the language's tensors, as text of MLIR.
+_ELEMENTS = {
+    "i1": "bool",
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"ui{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "bf16": "bfloat16",
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
+}
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+|complex<\w+>)>")
 # The process that has imported JAX.
 _process: list[int] = []
 
@@ -254,3 +266,82 @@ def exported(function: FlatFunction, arguments: Sequence[Traced], name: str) -> 
         f"Cannot export the JAX function {name!r}: {text_of(error or '')}; remove callbacks and debugging output, or "
         "use fedstack.python_computation, whose functions may call any Python code"
     ) from error
+
+
+def hlo_of(function: FlatFunction, arguments: Iterable[Traced], name: str) -> bytes:
+    """Returns a function as a serialized HLO module for this process's default device.
+
+    Args:
+      function: The function.
+      arguments: Descriptions of its arguments, all of which are parameters of the module.
+      name: The name of the function.
+
+    Raises:
+      CarrierError: If the installed version of JAX cannot do this.
+    """
+
+    def run(*arguments: Traced) -> Sequence[Traced]:
+        return function(*arguments)
+
+    run.__name__ = name
+    with _converting(), with_wide_types():
+        lowered = jax().jit(run, keep_unused=True).lower(*[shaped(one.shape, one.dtype) for one in arguments])
+        return lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+
+
+def read_hlo(content: bytes) -> Any:
+    """Returns a serialized HLO module as JAX would return an exported function that has been deserialized.
+
+    Raises:
+      CarrierError: If the installed version of JAX cannot convert modules, or a module has other than arrays of known
+        sizes and of the language's types as parameters and results. If the bytes are no module, the error is of any
+        kind.
+    """
+    with _converting():
+        xla_client = importlib.import_module("jaxlib.xla_client")
+        convert: Any = xla_client._xla.mlir
+        stablehlo = importlib.import_module("jaxlib.mlir.dialects.stablehlo")
+        ir: Any = importlib.import_module("jaxlib.mlir.ir")
+        if hasattr(convert, "hlo_to_stablehlo"):
+            module: bytes = convert.hlo_to_stablehlo(content)
+        else:  # before 0.8
+            module = convert.xla_computation_to_mlir_module(xla_client.XlaComputation(content)).encode()
+        module = convert.mhlo_to_stablehlo(module)
+        portable = stablehlo.serialize_portable_artifact_str(module, stablehlo.get_current_version())
+        with importlib.import_module("jax.interpreters.mlir").make_ir_context():
+            operation: Any = ir.Module.parse(module).operation
+            main: Any = ir.SymbolTable(operation)["main"].type
+            arguments, results = ([str(one) for one in types] for types in (main.inputs, main.results))
+            name = ir.StringAttr(operation.attributes["sym_name"]).value
+        # What JAX says about a function of the same types, but with this code.
+        with with_wide_types():
+            like = [_described(one) for one in results]
+
+            def zeros(*_: Traced) -> Sequence[Traced]:
+                return [jax().numpy.zeros(one.shape, one.dtype) for one in like]
+
+            export = jax().export.export(jax().jit(zeros, keep_unused=True))
+            found = export(*[_described(one) for one in arguments])
+        return dataclasses.replace(found, fun_name=name, mlir_module_serialized=portable)
+
+
+def _described(tensor: str) -> Traced:
+    match = _TENSOR.fullmatch(tensor)
+    if match is None or match[2] not in _ELEMENTS:
+        raise CarrierError(
+            "Expected arrays of known sizes and of the language's types as parameters and results of an HLO module, "
+            f"found {tensor}; declare all sizes, and use other types"
+        )
+    return shaped([int(size) for size in match[1].split("x")[:-1]], jax().numpy.dtype(_ELEMENTS[match[2]]))
+
+
+@contextlib.contextmanager
+def _converting() -> Generator[None, None, None]:
+    """Tells errors about names that JAX does not promise from errors about what is converted."""
+    try:
+        yield
+    except (AttributeError, ImportError, TypeError) as error:
+        raise CarrierError(
+            f"Expected a version of JAX that converts HLO modules, found {version()} ({text_of(error)}); "
+            'install another one: pip install "fedstack[jax]"'
+        ) from error

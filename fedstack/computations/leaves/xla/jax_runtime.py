@@ -6,16 +6,17 @@ therefore checked first, which finds accidents, and a server that anybody may ca
 
 import hashlib
 
+from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import LeafRuntime, register_leaf_runtime
+from fedstack.computations.leaves.leaf_runtimes import Destination, LeafRuntime, register_leaf_runtime
 from fedstack.computations.leaves.portability import XLA
 from fedstack.computations.leaves.vectorized_leaf import stacked
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.leaves.xla import jax_api
-from fedstack.computations.leaves.xla.exported_program import ExportedProgram
+from fedstack.computations.leaves.xla.exported_program import Export, ExportedProgram, read_export, shown_array
 from fedstack.computations.leaves.xla.fused_leaves import GroupLeaf, fuser_of
 from fedstack.computations.leaves.xla.jax_leaf import JaxLeaf
 from fedstack.computations.leaves.xla.jax_sequences import ROWS, traced_leaves
@@ -23,39 +24,60 @@ from fedstack.computations.leaves.xla.looped_leaf import LoopedLeaf, clients_at_
 from fedstack.computations.types.language import FunctionType, TensorType, Type, computation_pb2
 from fedstack.computations.types.type_structure import tensor_leaves, type_from_proto
 from fedstack.errors import CarrierError
-from fedstack.foundations.error_text import name_text
+from fedstack.foundations.caches import SharedCache
+from fedstack.foundations.error_text import name_text, text_of
 from fedstack.proto import carriers_pb2
 
 CARRIER = carriers_pb2.JaxExport.DESCRIPTOR.full_name
+# What federated_language_jax and other projects put into `xla` blocks. Its message is not installed here.
+HLO = "xla.HloModuleProto"
+_HLO_URL = f"type.googleapis.com/{HLO}"
+# HLO modules by the digest and the name of the export. To write one takes some tens of milliseconds.
+_written: SharedCache[tuple[bytes, str], bytes] = SharedCache(64, 32 << 20)
 _MOST_LANES = 1 << 16
 # Compiled code takes three times as much. Such leaves are dropped from caches before there are 256 of them.
-_COMPILED_BYTES = 512 << 10
+COMPILED_BYTES = 512 << 10
 
 
-class JaxRuntime(LeafRuntime):
-    """Loads functions that JAX has exported."""
+class XlaRuntime(LeafRuntime):
+    """A runtime of functions that XLA compiles. The policy allows all kinds of them, or none."""
+
+    def shown(self, computation: computation_pb2.Computation) -> str:
+        """Returns a description of a leaf for messages.
+
+        Raises:
+          CarrierError: If it cannot be read.
+        """
+        raise NotImplementedError
 
     def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
         return policy.jax_exports and jax_api.is_installed()
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
-        export = _read(computation)
-        name = name_text(export.name)
+        shown = self.shown(computation)
         if not policy.jax_exports:
             raise CarrierError(
-                f"Expected a computation of a client that this server knows, found the JAX export {name!r}; start the "
+                f"Expected a computation of a client that this server knows, found {shown}; start the "
                 "worker with --token-file or --tls-client-ca, or let it listen on 127.0.0.1, and omit --no-jax-exports"
             )
         if not jax_api.is_installed():
-            raise CarrierError(
-                f'JAX is not installed here, which the function {name!r} needs: pip install "fedstack[jax]"'
-            )
+            raise CarrierError(f'JAX is not installed here, which {shown} needs: pip install "fedstack[jax]"')
+
+
+class JaxRuntime(XlaRuntime):
+    """Loads functions that JAX has exported, and sends them to other projects as HLO modules."""
+
+    def shown(self, computation: computation_pb2.Computation) -> str:
+        return f"the JAX export {name_text(_read(computation.xla.hlo_module).name)!r}"
+
+    def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
+        return any_pb2.Any(type_url=_HLO_URL, value=_hlo_of(_read(content))) if destination.is_plain else content
 
     def load(self, computation: computation_pb2.Computation) -> BoundOperation:
-        export = _read(computation)
+        export = _read(computation.xla.hlo_module)
         name = name_text(export.name)
         leaf = self._loaded(computation, export, name)
-        leaf.held_bytes = _COMPILED_BYTES
+        leaf.held_bytes = COMPILED_BYTES
         leaf.fuser = fuser_of(leaf)
         if export.fingerprint and export.fingerprint != jax_api.fingerprint():
             if current_policy().strict_modules:
@@ -83,9 +105,9 @@ class JaxRuntime(LeafRuntime):
         program = self._program(export.exported, export.digest, name, parameter, result)
         empty = None
         if export.empty and parameter is not None:
-            empty = ExportedProgram(_checked(export.empty, export.empty_digest, name), name)
+            empty = ExportedProgram(read_export(_checked(export.empty, export.empty_digest, name), name), name)
             leaves = [_without_rows(leaf) if name == ROWS else leaf for leaf, name in traced_leaves(parameter)]
-            empty.check(leaves, _tensors(result))
+            empty.check(leaves, tensors_of(result))
         alone = JaxLeaf(program, name, parameter, result, empty)
         lanes = export.lanes
         if parameter is None:
@@ -102,8 +124,8 @@ class JaxRuntime(LeafRuntime):
     def _program(
         self, content: bytes, digest: bytes, name: str, parameter: Type | None, result: Type
     ) -> ExportedProgram:
-        program = ExportedProgram(_checked(content, digest, name), name)
-        program.check([] if parameter is None else [leaf for leaf, _ in traced_leaves(parameter)], _tensors(result))
+        program = ExportedProgram(read_export(_checked(content, digest, name), name), name)
+        program.check([] if parameter is None else [leaf for leaf, _ in traced_leaves(parameter)], tensors_of(result))
         return program
 
 
@@ -117,7 +139,8 @@ def _checked(content: bytes, digest: bytes, name: str) -> bytes:
     return content
 
 
-def _tensors(type_spec: Type) -> list[TensorType]:
+def tensors_of(type_spec: Type) -> list[TensorType]:
+    """Returns the types of the tensors of a type, in order."""
     return [tensor for _, tensor in tensor_leaves(type_spec)]
 
 
@@ -125,8 +148,37 @@ def _without_rows(tensor: TensorType) -> TensorType:
     return TensorType(tensor.dtype.type, [0 if size is None else size for size in tensor.shape or ()])
 
 
-def _read(computation: computation_pb2.Computation) -> carriers_pb2.JaxExport:
-    content = computation.xla.hlo_module
+def _hlo_of(carrier: carriers_pb2.JaxExport) -> bytes:
+    """Returns an export as a serialized HLO module with the same parameters and results."""
+    name = name_text(carrier.name)
+    content = _checked(carrier.exported, carrier.digest, name)
+    key = carrier.digest, name
+    found = _written.get(key)
+    if found is None:
+        try:
+            found = _converted(read_export(content, name), name)
+        except CarrierError:
+            raise
+        except Exception as error:  # JAX may be missing, or the function may be for another kind of device
+            raise CarrierError(
+                f"Cannot write {name!r} as an HLO module, which the peer needs, since it is a plain executor service: "
+                f"{text_of(error)}; use a fedstack worker"
+            ) from error
+        _written.put(key, found, len(found))
+    return found
+
+
+def _converted(export: Export, name: str) -> bytes:
+    if not all(isinstance(size, int) for one in export.arguments for size in one.shape):
+        raise CarrierError(
+            f"Expected tensors of known sizes as the arguments of {name!r}, found "
+            f"{', '.join(map(shown_array, export.arguments))}: the peer is a plain executor service, which takes "
+            "neither sequences nor unknown sizes; declare all sizes, or use a fedstack worker"
+        )
+    return jax_api.hlo_of(export.call, export.arguments, name)
+
+
+def _read(content: any_pb2.Any) -> carriers_pb2.JaxExport:
     if content.type_url.rpartition("/")[2] != CARRIER:
         raise CarrierError(f"Expected a {CARRIER} in an xla block, found {name_text(content.type_url) or 'none'}")
     try:

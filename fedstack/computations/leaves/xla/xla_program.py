@@ -73,7 +73,7 @@ class XlaProgram(ArrayProgram):
         self.arguments = arguments
         self.results = results
         self.can_loop = can_loop
-        self._is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*arguments, *results))
+        self.is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*arguments, *results))
         self._is_open = any(not isinstance(size, int) for one in arguments for size in one.shape)
         self._sizes: set[tuple[object, ...]] = set()
         self._jit = functools.partial(jax().jit, compiler_options=_OPTIONS.get(jax().default_backend()))
@@ -102,7 +102,7 @@ class XlaProgram(ArrayProgram):
         check_process()
         running.name = self.name
         try:
-            if not self._is_wide:
+            if not self.is_wide:
                 return function(*arguments)
             with with_wide_types():
                 return function(*arguments)

@@ -2,6 +2,7 @@
 
 import hashlib
 
+import attrs
 import federated_language as fl
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves, allowed_car
 from fedstack.computations.leaves.portability import check_received, warn_of_differing
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.leaves.xla import jax_api
+from fedstack.computations.leaves.xla.exported_program import ExportedProgram, read_export
 from fedstack.errors import CarrierError
 from fedstack.proto.carriers_pb2 import JaxExport
 
@@ -201,3 +203,12 @@ def test_a_computation_with_a_jax_function_can_be_sent_with_python_code() -> Non
         found = loads(dumps(computation))
         assert found.type_signature == computation.type_signature
         assert found.to_proto() == computation.to_proto()
+
+
+@pytest.mark.parametrize("operation", ["infeed", "outfeed", "send", "recv"])
+def test_operations_that_wait_for_other_processes_are_refused(operation: str) -> None:
+    export = read_export(JaxExport.FromString(half.to_proto().xla.hlo_module.value).exported, "half")
+    assert ExportedProgram(export, "half")([FLOAT(3)]) == [FLOAT(1.5)]
+    waiting = attrs.evolve(export, code=export.code + f'\n%1 = "stablehlo.{operation}"(%0)')
+    with pytest.raises(CarrierError, match=f"functions of XLA only, found 'stablehlo.{operation}'; remove"):
+        ExportedProgram(waiting, "half")
