@@ -26,7 +26,7 @@ from fedstack.executors.base.tolerant_blocks import TolerantBlocks
 from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
-from fedstack.executors.concurrency.measurements import measurements_of, preemptions
+from fedstack.executors.concurrency.measurements import HelperTrial, measurements_of, preemptions
 from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.executors.survivors.tolerance import Tolerance
@@ -48,9 +48,6 @@ _HELPER_MIN_SECONDS = 0.0002
 _WAITING_CPU_SHARE = 0.15
 # Threads whose clients compute for a larger share of their time than this do not only wait.
 _COMPUTING_CPU_SHARE = 0.5
-# A helper stops unless it reduces the time per client to less than this fraction of the time on one thread.
-_HELPER_MIN_GAIN = 0.9
-_CLIENTS_TO_JUDGE = 8
 # The time on one thread is measured once caches are warm, and again at intervals, because the load of the machine
 # changes.
 _RUNS_BETWEEN_MEASUREMENTS = 32
@@ -73,9 +70,9 @@ class ClientBlocks:
                             the next check doubles, up to 0.3 s, because a function that first loads may wait later.
       Number of workers     At most one thread per core, or `max_threads` while the workers only wait.
       A helper stops if     After at least 8 clients and 5 ms, excluding blocks that other programs disturbed, all
-                            workers together still take at least 90 % of the time of one thread. The function then holds
-                            the interpreter lock. After that, no helper is used for 1 run, unless the workers only wait;
-                            if the next helper does not help either, for 3, 7, … 63 runs.
+                            workers together still take at least 90 % of the time of one thread, and compute on at most
+                            1.4 cores. The function then holds the interpreter lock. After that, no helper is used for 1
+                            run, unless the workers only wait; if the next helper does not help either, for 3, 7, … 63.
       Block size            A power of two that takes about 4 ms, or longer if an operation takes long to start;
                             `smallest_block` before the first measurement. It is at most 8 times the number of clients
                             that are done. With several workers, it is at most half of a worker's share of the remaining
@@ -258,27 +255,27 @@ class ClientBlocks:
         now, name = time.perf_counter(), name_of(self.program)
         return [block.work(name, now) for block in list(self._working.values())]
 
-    def _slows_down(self, done: int, seconds: float) -> bool:
-        """Returns whether a helper that ran `done` clients in `seconds` slows down the work, and records the answer."""
-        if self._alone is None or done < _CLIENTS_TO_JUDGE or seconds < _HELPER_DELAY_SECONDS:
-            return False
+    def _slows_down(self, trial: HelperTrial) -> bool:
+        """Returns whether a helper slows down the work, and records the answer."""
         workers = max(2, self._workers)  # near the end, other workers have already stopped
-        is_of_use = seconds / done < _HELPER_MIN_GAIN * self._alone * workers
-        self.measured.note_helper(is_of_use)
-        return not is_of_use
+        is_of_use = None if self._alone is None else trial.is_of_use(self._alone, workers)
+        if is_of_use is not None:
+            self.measured.note_helper(is_of_use)
+        return is_of_use is False
 
     def _work(self, *, is_judged: bool = False) -> None:
         """Runs blocks until none remain or, if `is_judged`, until this thread turns out not to speed up the work."""
         with self._room:
             self._workers += 1
         try:
-            done, seconds, disturbed = 0, 0.0, preemptions() if is_judged else 0
+            trial, disturbed = HelperTrial(), preemptions() if is_judged else 0
             with one_blas_thread() if self.program.steps else contextlib.nullcontext():
                 while self._next < self.clients.stop and (block := self._take()) is not None:
+                    begin = time.thread_time()
                     took = self._run_block(block)
                     if is_judged and disturbed == (disturbed := preemptions()):
-                        done, seconds = done + block.stop - block.start, seconds + took
-                        if self._slows_down(done, seconds):
+                        trial.add(block.stop - block.start, took, time.thread_time() - begin)
+                        if self._slows_down(trial):
                             return
         finally:
             with self._room:

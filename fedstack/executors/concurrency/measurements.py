@@ -15,6 +15,12 @@ from fedstack.transport.wire.frames import RunningClients
 
 # The maximum number of consecutive runs that do not try a second thread.
 _MOST_RUNS_WITHOUT_HELPERS = 64
+# A helper is of use if it reduces the time per client to less than this fraction of the time on one thread, or if all
+# workers together compute on more cores than this. Threads that wait for the interpreter lock compute on 0.9 to 1.3.
+_MIN_GAIN = 0.9
+_MIN_CORES = 1.4
+_CLIENTS_TO_JUDGE = 8
+_SECONDS_TO_JUDGE = 0.005
 
 
 @attrs.define(eq=False)
@@ -43,6 +49,40 @@ class Measurements:
         """Records whether a second thread is worthwhile. Each consecutive miss delays the next try further."""
         self.misses = 0 if pays else self.misses + 1
         self.runs_without_helpers = 0 if pays else min(1 << self.misses, _MOST_RUNS_WITHOUT_HELPERS)
+
+
+@attrs.define
+class HelperTrial:
+    """What a helper has done so far.
+
+    Attributes:
+      clients: The number of clients that it ran.
+      seconds: How long they took, in seconds.
+      cpu: For how long of this time it computed, in seconds.
+    """
+
+    clients: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+
+    def add(self, clients: int, seconds: float, cpu: float) -> None:
+        """Adds a block of clients."""
+        self.clients += clients
+        self.seconds += seconds
+        self.cpu += cpu
+
+    def is_of_use(self, alone: float, workers: int) -> bool | None:
+        """Returns whether the helper speeds up the work; `None` if this is not known yet.
+
+        Args:
+          alone: How long a client takes on one thread, in seconds. It may have been measured at another time, when the
+            machine was slower or faster.
+          workers: The number of threads that run clients.
+        """
+        if self.clients < _CLIENTS_TO_JUDGE or self.seconds < _SECONDS_TO_JUDGE:
+            return None
+        gains = self.seconds < _MIN_GAIN * alone * workers * self.clients
+        return gains or self.cpu * workers > _MIN_CORES * self.seconds
 
 
 @made_once

@@ -15,7 +15,7 @@ import pytest
 import fedstack
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.contexts import SyncExecutionContext
-from fedstack.executors.concurrency.measurements import Measurements
+from fedstack.executors.concurrency.measurements import HelperTrial, Measurements
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.testing.meeting import LIMIT_SECONDS, Meeting
@@ -111,6 +111,23 @@ def test_a_second_thread_that_does_not_pay_is_tried_later_each_time_and_one_that
         measured.note_helper(pays)
         found.append(measured.runs_without_helpers)
     assert found == [2, 4, 8, 16, 32, *[64] * 8, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("clients", "seconds", "cpu", "expected"),
+    [
+        (7, 1.0, 1.0, None),  # too few clients to tell
+        (100, 0.004, 0.004, None),  # too short a time
+        (10, 0.012, 0.0, True),  # who waits for files gains, too
+        (10, 0.020, 0.011, False),  # who waits for the interpreter lock computes for half of the time
+        (10, 0.020, 0.019, True),  # the machine is slower than it was when a client was measured
+    ],
+)
+def test_a_helper_is_of_use_if_clients_take_less_time_or_more_cores_compute(clients, seconds, cpu, expected):
+    trial = HelperTrial()
+    trial.add(clients, seconds, cpu)
+    assert trial.is_of_use(alone=0.001, workers=2) is expected
+
 
 
 @pytest.mark.parametrize(
