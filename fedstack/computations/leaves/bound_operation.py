@@ -44,18 +44,21 @@ class ThreadPlace:
     """A view of the progress of this thread's next call over a column. Any thread may read it.
 
     Calls that the thread has already started when this object is created are ignored.
+
+    Attributes:
+      thread: The identifier of the thread.
     """
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._depth = len(_calls.get(self._thread, ()))
+        self.thread = threading.get_ident()
+        self._depth = len(_calls.get(self.thread, ()))
 
     def client(self) -> int | None:
         """Returns the index of the client that the call is processing, or `None` if there is no call.
 
         When the call has processed its last client, the result is the index of that client plus one.
         """
-        calls = tuple(_calls.get(self._thread, ()))  # a copy, since the other thread may change the list meanwhile
+        calls = tuple(_calls.get(self.thread, ()))  # a copy, since the other thread may change the list meanwhile
         if len(calls) <= self._depth:
             return None
         first_client, results = calls[self._depth]

@@ -21,8 +21,22 @@ class Compilations:
         self.count = 0
         self.from_cache = 0
         self.seconds = 0.0
+        self._now: dict[int, str] = {}
         self._lock = threading.Lock()
         renew_after_fork(self)
+
+    def begin(self, name: str) -> None:
+        """Records that this thread compiles a function. Call `end` later."""
+        self._now[threading.get_ident()] = name
+
+    def end(self) -> None:
+        """Records that this thread compiles nothing any more."""
+        self._now.pop(threading.get_ident(), None)
+
+    def shown(self, function: str, thread: int) -> str:
+        """Returns how a display shows the function that a thread runs."""
+        compiled = self._now.get(thread)
+        return function if compiled is None else f"{compiled} (compiling)"
 
     def note(self, name: str, seconds: float, *, from_cache: bool) -> None:
         """Counts a compilation.
@@ -40,6 +54,7 @@ class Compilations:
             observers.tell(LeafCompiled(**current_scope().span.ids, name=name, seconds=seconds, from_cache=from_cache))
 
     def renew(self) -> None:
+        self._now = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 import attrs
 
 from fedstack.computations.leaves.bound_operation import ThreadPlace
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.transport.wire.frames import RunningClients
 
 
@@ -28,6 +29,7 @@ class Block:
 
     def work(self, function: str, now: float) -> RunningClients:
         """Returns the running work of the block, with the current client if it is known."""
+        function = compilations.shown(function, self.place.thread)
         if self.is_counted:
             first = min(self.start + self.done, self.stop - 1)
             return RunningClients(first, 1, function, now - self.begin)

@@ -1,11 +1,13 @@
 """Measures programs, so that later runs can decide whether to use helper threads and how large to make blocks."""
 
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
 import attrs
 
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import Program
@@ -106,9 +108,11 @@ class _OneRun:
     def __init__(self, program: Program, begin: float) -> None:
         self._program = program
         self._begin = begin
+        self._thread = threading.get_ident()
 
     def work(self) -> list[RunningClients]:
-        return [RunningClients(0, 0, name_of(self._program), time.perf_counter() - self._begin)]
+        function = compilations.shown(name_of(self._program), self._thread)
+        return [RunningClients(0, 0, function, time.perf_counter() - self._begin)]
 
 
 def timed_run(program: Program, inputs: Sequence[object], stops: Sequence[object]) -> tuple[object, ...]:

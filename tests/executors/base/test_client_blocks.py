@@ -129,7 +129,6 @@ def test_a_helper_is_of_use_if_clients_take_less_time_or_more_cores_compute(clie
     assert trial.is_of_use(alone=0.001, workers=2) is expected
 
 
-
 @pytest.mark.parametrize(
     ("stack", "clients"),
     [(locally, AT_ONCE), (lambda: workers(1), AT_ONCE), (lambda: workers(2), 2 * AT_ONCE)],

@@ -76,14 +76,23 @@ class Running(threading.local):
 
     Attributes:
       name: Its name; empty if there is none.
+      compiles: Whether it is or was being compiled.
       is_cached: Whether its compiled code was found in JAX's cache on disk.
     """
 
     name: str = ""
+    compiles: bool = False
     is_cached: bool = False
 
 
 running = Running()
+
+
+def end_compiling() -> None:
+    """Records that the function that this thread runs is compiled, or cannot be compiled."""
+    if running.compiles:
+        running.compiles = False
+        compilations.end()
 
 
 def _note_event(event: str, **_: object) -> None:
@@ -92,9 +101,13 @@ def _note_event(event: str, **_: object) -> None:
 
 
 def _note_duration(event: str, seconds: float, **_: object) -> None:
-    if event == "/jax/core/compile/backend_compile_duration":
+    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration" and running.name:
+        running.compiles = True
+        compilations.begin(running.name)
+    elif event == "/jax/core/compile/backend_compile_duration":
         if running.name:
             compilations.note(running.name, seconds, from_cache=running.is_cached)
+        end_compiling()
         running.is_cached = False
 
 
@@ -177,6 +190,16 @@ def check_process() -> None:
 def shaped(shape: Sequence[object], dtype: np.dtype[Any]) -> Traced:
     """Returns a description of an array, whose sizes are numbers or symbols."""
     return jax().ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def is_description(value: object) -> bool:
+    """Returns whether a value describes an array, as those that `jax.eval_shape` returns do."""
+    return isinstance(value, jax().ShapeDtypeStruct)
+
+
+def needs_sizes(error: Exception) -> bool:
+    """Returns whether an error was raised because a function used a size that is not known as a number."""
+    return "_DimExpr" in str(error) or "InconclusiveDimension" in type(error).__name__
 
 
 def symbols(names: Sequence[str]) -> Mapping[str, Traced]:

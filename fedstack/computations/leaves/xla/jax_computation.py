@@ -1,8 +1,8 @@
 """Defines the decorator that turns a JAX function into a leaf computation."""
 
+import contextlib
 import inspect
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.computation_pickles import reduce_computation
-from fedstack.computations.leaves.declared_types import parameter_type, plain_type
+from fedstack.computations.leaves.declared_types import parameter_type, plain_containers, plain_type
 from fedstack.computations.leaves.function_pickles import Reduced
 from fedstack.computations.leaves.python_computation import LeafComputation
 from fedstack.computations.leaves.xla import jax_api
@@ -84,8 +84,9 @@ def jax_computation(
 
     Args:
       *parameter_types: One type per parameter of the function, or a mapping from the names of all parameters to types.
-        Types consist of tensors of numbers. Only the first axis of a tensor may have an unknown size, and all unknown
-        sizes are equal: the number of rows of the client. The function is compiled once for each number of rows. It
+        Types consist of tensors of numbers; what `jax.eval_shape` returns is a type, too. Only the first axis of a
+        tensor may have an unknown size, and all unknown sizes are equal: the number of rows of the client. The function
+        is compiled once for each number of rows. It
         receives a sequence, whose elements must have known sizes, as a `JaxSequence`: `batches.scan(step, state)` is a
         compiled loop over the elements, `batches.elements` has them as stacked arrays, and `batches.length` is their
         number. The function is compiled once for each power of two of elements.
@@ -130,16 +131,18 @@ def jax_computation(
 
 
 def _of_numpy(spec: object) -> object:
-    """Returns a type specification with the scalar types of NumPy in place of JAX's, such as `jnp.float32`."""
-    dtype = getattr(spec, "dtype", None) if isinstance(spec, type) else None
-    if isinstance(dtype, np.dtype):
-        return cast("np.dtype[Any]", dtype).type
-    if type(spec) in (list, tuple):
-        parts = [_of_numpy(part) for part in cast("Sequence[object]", spec)]
-        return parts if isinstance(spec, list) else tuple(parts)
-    if type(spec) in (dict, OrderedDict):
-        members = [(name, _of_numpy(member)) for name, member in cast("Mapping[str, object]", spec).items()]
-        return OrderedDict(members) if isinstance(spec, OrderedDict) else dict(members)
+    """Returns a type specification without the types of JAX, such as `jnp.float32` and `jax.ShapeDtypeStruct`."""
+    return plain_containers(spec, _type_of_numpy)
+
+
+def _type_of_numpy(spec: object) -> object:
+    dtype = getattr(spec, "dtype", None)
+    if isinstance(spec, type):
+        return cast("np.dtype[Any]", dtype).type if isinstance(dtype, np.dtype) else spec
+    if jax_api.is_description(spec):
+        shape = [size if isinstance(size, int) else None for size in cast(Any, spec).shape]
+        with contextlib.suppress(TypeError, ValueError):  # such as a random key, which the caller refuses
+            return TensorType(np.dtype(cast(Any, dtype)).type, shape)
     return spec
 
 

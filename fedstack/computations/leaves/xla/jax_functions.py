@@ -122,6 +122,15 @@ def jax_function(
                 f"{type(error).__name__}: it needs a value{users_lines(error)}; use jnp.where, jax.lax.cond and "
                 "jax.lax.scan in place of if, while, int and float, or use fedstack.python_computation"
             ) from error
+        except Exception as error:
+            if jax_api.needs_sizes(error):
+                raise InvalidComputationError(
+                    f"Expected {name!r} to compute with arrays whose numbers of rows are not known yet, found "
+                    f"{type(error).__name__}: it needs a number{users_lines(error)}; use x.shape[0] in computations "
+                    "and -1 in shapes in place of len(x), and jax.lax.scan or jax.lax.map in place of loops over rows, "
+                    "or declare the size"
+                ) from error
+            raise_leaf_error(error, name, None)
         except BaseException as error:
             raise_leaf_error(error, name, None)
 

@@ -8,7 +8,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced, check_process, jax, running, with_wide_types
+from fedstack.computations.leaves.xla.jax_api import (
+    FlatFunction,
+    Traced,
+    check_process,
+    end_compiling,
+    jax,
+    running,
+    with_wide_types,
+)
 
 # For how many sizes of its arguments a program keeps compiled code.
 _MOST_SIZES = 64
@@ -108,6 +116,7 @@ class XlaProgram(ArrayProgram):
                 return function(*arguments)
         finally:
             running.name = ""
+            end_compiling()
 
     def _looped(self, lanes: int, shared: tuple[bool, ...], clients: Traced, *arguments: Traced) -> Sequence[Traced]:
         lax, numpy = jax().lax, jax().numpy

@@ -1,9 +1,11 @@
 """What JAX functions compile, and how often: once for each size of their arguments, on disk for other processes."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import federated_language as fl
@@ -82,6 +84,7 @@ def test_what_others_compile_is_not_counted() -> None:
 
 
 PROGRAM = """
+import importlib
 import json
 import federated_language as fl
 import numpy as np
@@ -108,3 +111,32 @@ def test_a_second_process_finds_compiled_functions_in_the_cache_of_jax(tmp_path:
 
     assert run() == [1, 0]
     assert run() == [1, 1]
+
+
+def test_a_display_shows_what_is_being_compiled() -> None:
+    shown: list[str] = []
+    here = threading.get_ident()
+
+    def look(event: str, seconds: float, **_: object) -> None:  # stays registered: some versions cannot remove it
+        shown.append(compilations.shown("other", here))
+
+    def quarter(x):
+        return x / 4
+
+    average = averaging(fedstack.jax_computation(FLOAT)(quarter), SCALAR)
+    jax.monitoring.register_event_duration_secs_listener(look)
+    average([1.0])
+    assert "quarter (compiling)" in shown
+    assert compilations.shown("other", here) == "other"
+
+
+def test_a_function_that_cannot_be_compiled_is_not_shown_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    average = averaging(fedstack.jax_computation(FLOAT)(lambda x: x / 5), SCALAR)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no memory")
+
+    with pytest.raises(fedstack.errors.LeafError, match="no memory"), monkeypatch.context() as patch:
+        patch.setattr(importlib.import_module("jax._src.compiler"), "compile_or_get_cached", fail)
+        average([1.0])
+    assert compilations.shown("other", threading.get_ident()) == "other"

@@ -154,3 +154,40 @@ def test_a_forked_child_gets_an_error_in_place_of_a_hang() -> None:
         child.join()
         mine.close()
         others.close()
+
+
+ROWS = (FLOAT, [None, 4])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.reshape(len(x), 2, 2).sum(),
+        lambda x: sum(x[i].sum() for i in range(x.shape[0])),
+        lambda x: sum(row.sum() for row in x),
+        lambda x: x.sum() if x.shape[0] > 3 else x.mean(),
+        lambda x: x.sum() / np.sqrt(x.shape[0]),
+    ],
+    ids=["len", "range", "loop", "comparison", "NumPy"],
+)
+def test_a_size_that_is_not_known_is_no_number(function) -> None:
+    found = error_of(ROWS, function=function)
+    assert "Expected '<lambda>' to compute with arrays whose numbers of rows are not known yet, found " in found
+    assert "test_jax_mistakes.py" in found
+    assert "use x.shape[0] in computations and -1 in shapes in place of len(x)" in found
+
+
+def test_what_jax_says_about_arrays_is_a_type() -> None:
+    def model():
+        return {"b": [jnp.zeros(2), jnp.ones((), jnp.int32)], "a": jnp.zeros((3, 2))}
+
+    expected = fl.to_type({"b": [(FLOAT, [2]), np.int32], "a": (FLOAT, [3, 2])})
+    described = jax.eval_shape(model)
+    assert set(described) == {"a", "b"}
+    found = fedstack.jax_computation({"b": described["b"], "a": described["a"]})(lambda model: model["b"][1])
+    assert str(found.type_signature.parameter) == str(expected)
+    one = jax.ShapeDtypeStruct((3,), jnp.float32)
+    pair = fedstack.jax_computation(one, one, result_type=one)(lambda x, y: x + y)
+    assert str(pair.type_signature) == "(<float32[3],float32[3]> -> float32[3])"
+    with pytest.raises(InvalidComputationError, match="such as np.float32"):
+        fedstack.jax_computation(jax.eval_shape(lambda: jax.random.key(0)))(lambda key: 1.0)
