@@ -6,8 +6,8 @@ The classes are grouped by the action that a user can take:
   `ClientTimeoutError`, `ClientLeftOutError`, `TooManyClientFailuresError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
 * fix the calling program: `ClosedError`, `ClosureCancelledError`, `ContextError`;
-* fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `JournalError`, `MembershipError`,
-  `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
+* fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `JournalError`, `ProgramStateError`,
+  `MembershipError`, `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
 * try again: all classes that also derive from the language's `RetryableError`.
 
 Each class also derives from the built-in exception that a Python user would catch. Messages state the expectation, the
@@ -147,6 +147,13 @@ class JournalError(FedstackError, OSError):
     """Raised if a file in which a server stores its state is damaged, in use or not a state file.
 
     The message names the file.
+    """
+
+
+class ProgramStateError(FedstackError, OSError):
+    """Raised if a program's state or what it releases cannot be written, or a file of it is damaged or in use.
+
+    The message names the file or folder.
     """
 
 

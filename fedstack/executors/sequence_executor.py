@@ -19,6 +19,7 @@ from fedstack.executors.base.engines import PassingEngine
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.concurrency.blas_threads import with_one_blas_thread
 from fedstack.executors.folds.fold_states import zero_of
 
 # The maximum number of bytes of small rows that are added in one NumPy call.
@@ -49,6 +50,8 @@ class MappedSequence(HasPasses):
     def in_pass(self, number: int) -> Iterator[object]:
         # The program runs on behalf of the client that owns the sequence, so that errors name this client.
         run = ProgramRunner(self._program).run
+        if self._client is not None:
+            run = with_one_blas_thread(run)  # the phase of the client may have ended
         for element in in_pass(self._source, number):
             yield run([element, *self._captures], self._client)[0]
 

@@ -1,5 +1,18 @@
 """Components, built on `federated_language.program`, for programs that run many computations."""
 
+from fedstack.program.csv_file_release_manager import CSVFileReleaseManager
 from fedstack.program.dataset_data_source import DatasetDataSource, DatasetDataSourceIterator
+from fedstack.program.federated_context import FederatedContext
+from fedstack.program.file_program_state_manager import FileProgramStateManager
+from fedstack.program.json_lines_release_manager import JSONLinesReleaseManager
+from fedstack.program.memory_program_state_manager import MemoryProgramStateManager
 
-__all__ = ["DatasetDataSource", "DatasetDataSourceIterator"]
+__all__ = [
+    "CSVFileReleaseManager",
+    "DatasetDataSource",
+    "DatasetDataSourceIterator",
+    "FederatedContext",
+    "FileProgramStateManager",
+    "JSONLinesReleaseManager",
+    "MemoryProgramStateManager",
+]

@@ -107,7 +107,15 @@ PUBLIC_NAMES = {
         "TransformingExecutor",
     ],
     "fedstack.service.rpc": ["Client", "Code", "MethodService", "Server", "StatusOrResult"],
-    "fedstack.program": ["DatasetDataSource", "DatasetDataSourceIterator"],
+    "fedstack.program": [
+        "CSVFileReleaseManager",
+        "DatasetDataSource",
+        "DatasetDataSourceIterator",
+        "FederatedContext",
+        "FileProgramStateManager",
+        "JSONLinesReleaseManager",
+        "MemoryProgramStateManager",
+    ],
     "fedstack.service": [
         "ClusterDef",
         "ClusterSpec",

@@ -5,8 +5,9 @@ client each thread is processing, without extra work per client.
 """
 
 import abc
+import contextlib
 import threading
-from collections.abc import Sequence, Sized
+from collections.abc import Generator, Sequence, Sized
 
 import attrs
 
@@ -63,6 +64,30 @@ class ThreadPlace:
             return None
         first_client, results = calls[self._depth]
         return first_client + len(results)
+
+
+class _Stops(threading.local):
+    """What stops the operation that this thread runs: anything in the list."""
+
+    now: Sequence[object] = ()
+
+
+_stops = _Stops()
+
+
+@contextlib.contextmanager
+def stopped_by(stops: Sequence[object]) -> Generator[None, None, None]:
+    """Lets operations of several steps, which run in the block, end between two steps once `stops` is not empty."""
+    before, _stops.now = _stops.now, stops
+    try:
+        yield
+    finally:
+        _stops.now = before
+
+
+def is_stopped() -> bool:
+    """Returns whether the caller of the operation that this thread runs was cancelled."""
+    return bool(_stops.now)
 
 
 class BoundOperation:

@@ -5,7 +5,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.bound_operation import BoundOperation, stopped_by
 from fedstack.computations.plan.program import Expression, Join, Operation, Program, Slot
 from fedstack.computations.values.columns import Column, ConstantColumn, Payload, zip_columns
 from fedstack.errors import UnsupportedIntrinsicError
@@ -76,10 +76,11 @@ class ProgramRunner:
         values = self._constants.copy()
         for slot, payload in zip(self._inputs, inputs):
             values[slot] = payload
-        for operation, argument, target in self._steps:
-            if stops:
-                raise CancelledError
-            values[target] = operation.call(None if argument is None else argument(values))
+        with stopped_by(stops):
+            for operation, argument, target in self._steps:
+                if stops:
+                    raise CancelledError
+                values[target] = operation.call(None if argument is None else argument(values))
         return [result(values) for result in self._results]
 
 

@@ -18,6 +18,7 @@ from federated_language import Type as Type
 from federated_language import Value as Value
 from federated_language import to_type as to_type
 from federated_language.common_libs import tracing as _tracing
+from federated_language.common_libs.serializable import Serializable as Serializable
 from federated_language.common_libs.structure import Struct as Struct
 from federated_language.common_libs.structure import iter_elements as _iter_elements
 from federated_language.common_libs.tracing import TracedFunctionThrew as TracedFunctionThrew
@@ -37,8 +38,18 @@ from federated_language.framework import SyncContext as SyncContext
 from federated_language.framework import get_context_stack as get_context_stack
 from federated_language.framework import infer_type as infer_type
 from federated_language.framework import set_default_context as set_default_context
+from federated_language.program import FederatedContext as FederatedContext
 from federated_language.program import FederatedDataSource as FederatedDataSource
 from federated_language.program import FederatedDataSourceIterator as FederatedDataSourceIterator
+from federated_language.program import MaterializableValueReference as MaterializableValueReference
+from federated_language.program import ProgramStateExistsError as ProgramStateExistsError
+from federated_language.program import ProgramStateManager as ProgramStateManager
+from federated_language.program import ProgramStateNotFoundError as ProgramStateNotFoundError
+from federated_language.program import ReleaseManager as ReleaseManager
+from federated_language.program import contains_only_server_placed_data as contains_only_server_placed_data
+from federated_language.program import materialize_value as materialize_value
+from federated_language.program.structure_utils import flatten_with_name as flatten_with_name
+from federated_language.program.structure_utils import unflatten_as as unflatten_as
 from federated_language.proto import array_pb2 as array_pb2
 from federated_language.proto import computation_pb2 as computation_pb2
 from federated_language.proto import data_type_pb2 as data_type_pb2

@@ -269,7 +269,7 @@ class ClientBlocks:
             self._workers += 1
         try:
             trial, disturbed = HelperTrial(), preemptions() if is_judged else 0
-            with one_blas_thread() if self.program.steps else contextlib.nullcontext():
+            with one_blas_thread():  # folds may call functions, too
                 while self._next < self.clients.stop and (block := self._take()) is not None:
                     begin = time.thread_time()
                     took = self._run_block(block)

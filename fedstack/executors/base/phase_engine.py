@@ -23,6 +23,7 @@ from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
+from fedstack.executors.concurrency.blas_threads import with_one_blas_thread
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
 from fedstack.executors.concurrency.observed_phases import name_of, observed_phase
 from fedstack.executors.folds.aggregate_state import AggregateState, ChecksZeros
@@ -268,7 +269,7 @@ class PhaseEngine(Engine, PhaseRunner):
                 argument.values[0],
                 # An error in `accumulate` names the client whose value is added. An error in `merge` names no client.
                 lambda left, right, client: accumulates([(left, right), *argument.captures[0]], client)[0],
-                lambda left, right: merges([(left, right), *argument.captures[1]], None)[0],
+                with_one_blas_thread(lambda left, right: merges([(left, right), *argument.captures[1]], None)[0]),
             )
         return tree_state(fold, argument)
 

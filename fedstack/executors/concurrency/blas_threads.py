@@ -6,13 +6,16 @@ single leaf thread (176 ms versus 129 ms in a measurement).
 """
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from fedstack.foundations.after_fork import renew_after_fork
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 # A library, and its number of threads.
 _Setting: TypeAlias = tuple[Any, int]
 
@@ -95,3 +98,14 @@ def one_blas_thread() -> Generator[None, None, None]:
         yield
     finally:
         _limit.remove(own)
+
+
+def with_one_blas_thread(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Returns a function that calls another one with one BLAS thread."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with one_blas_thread():
+            return function(*args, **kwargs)
+
+    return call

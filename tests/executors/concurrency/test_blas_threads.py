@@ -65,3 +65,38 @@ def test_the_limit_lasts_until_its_last_user_ends(two_threads) -> None:
     leave.set()
     other.join(20)
     assert blas_threads() == two_threads
+
+
+@fedstack.python_computation([np.int32, np.int32], np.int32)
+def most_threads(total, other):
+    return np.int32(max(total, *blas_threads()))  # of two totals, the first one is enough: all are of such functions
+
+
+@fedstack.python_computation(np.int32, np.int32)
+def unchanged(total):
+    return total
+
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def of_an_aggregation(indices):
+    return fl.federated_aggregate(indices, np.int32(0), most_threads, most_threads, unchanged)
+
+
+def test_functions_of_an_aggregation_run_with_one_blas_thread(two_threads) -> None:
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        assert of_an_aggregation(list(range(40))) == 1
+
+
+@fl.federated_computation(fl.SequenceType(np.int32))
+def of_each(elements):
+    return fl.sequence_map(threads_of_client, elements)
+
+
+@fl.federated_computation(fl.FederatedType(fl.SequenceType(np.int32), fl.CLIENTS))
+def of_sequences(sequences):
+    return fl.federated_map(of_each, sequences)
+
+
+def test_functions_of_mapped_sequences_run_with_one_blas_thread_wherever_they_are_read(two_threads) -> None:
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        assert of_sequences([[1, 2], [3]]) == [[1, 1], [1]]

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 from google.protobuf import empty_pb2
+from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
@@ -51,7 +52,7 @@ class HloRuntime(XlaRuntime):
         given = _indices(block.parameter, parameter, "parameter")
         returned = _indices(block.result, result, "result")
         try:
-            empty_pb2.Empty.FromString(block.hlo_module.value)  # finds bytes that end early, which XLA accepts
+            _check_ends(block.hlo_module.value)
             found: Any = jax_api.read_hlo(block.hlo_module.value)
             name = name_text(found.fun_name).removeprefix("jit_")
             export = _in_order(Export.of(found), given, returned)
@@ -70,6 +71,16 @@ class HloRuntime(XlaRuntime):
         leaf = alone if parameter is None or most == 1 else LoopedLeaf(program, parameter, result, most, alone)
         leaf.held_bytes = COMPILED_BYTES
         return leaf
+
+
+def _check_ends(content: bytes) -> None:
+    """Checks that a message is complete, since XLA accepts one that ends early."""
+    try:
+        empty_pb2.Empty.FromString(content)
+    except DecodeError as error:
+        raise CarrierError(
+            "Expected a complete HLO module in an xla block, found bytes that end early or are none; send it again"
+        ) from error
 
 
 def _clients_at_once(parameter: Type, result: Type, cost: tuple[float, float] | None) -> int:

@@ -1,6 +1,5 @@
 """Defines the decorator that turns a JAX function into a leaf computation."""
 
-import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,8 +140,13 @@ def _type_of_numpy(spec: object) -> object:
         return cast("np.dtype[Any]", dtype).type if isinstance(dtype, np.dtype) else spec
     if jax_api.is_description(spec):
         shape = [size if isinstance(size, int) else None for size in cast(Any, spec).shape]
-        with contextlib.suppress(TypeError, ValueError):  # such as a random key, which the caller refuses
+        try:
             return TensorType(np.dtype(cast(Any, dtype)).type, shape)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise InvalidComputationError(
+                f"Expected arrays of the language's number types in the types of a JAX function, found {spec}; pass a "
+                "random key as jax.random.key_data(key), and other numbers as a type that NumPy has"
+            ) from error
     return spec
 
 

@@ -1,11 +1,12 @@
 """Runs compiled functions that read each other's results one after another."""
 
+from asyncio import CancelledError
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
 
-from fedstack.computations.leaves.bound_operation import FusedTensor
+from fedstack.computations.leaves.bound_operation import FusedTensor, is_stopped
 from fedstack.computations.leaves.xla.jax_api import Traced
 from fedstack.computations.leaves.xla.xla_program import ArrayProgram
 
@@ -44,7 +45,10 @@ class ProgramChain(ArrayProgram):
         found: list[Sequence[Traced]] = []
         for one in self._programs:
             given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
+            if is_stopped():
+                raise CancelledError
             found.append(one.program.run(given) if one.slices == 1 else _sliced(one, given))
+            _wait_for(found[-1])  # what has been dispatched cannot be cancelled
         return self._chosen(found)
 
     def run_loop(
@@ -59,9 +63,13 @@ class ProgramChain(ArrayProgram):
 
     def _chosen(self, found: Sequence[Sequence[Traced]]) -> Sequence[Traced]:
         for arrays in found:
-            if not isinstance(arrays[0], np.ndarray):
-                arrays[0].block_until_ready()  # it reads memory of the arguments, which the caller uses again
+            _wait_for(arrays)  # it reads memory of the arguments, which the caller uses again
         return [found[one.step or 0][one.position] for one in self._results]
+
+
+def _wait_for(arrays: Sequence[Traced]) -> None:
+    if not isinstance(arrays[0], np.ndarray):
+        arrays[0].block_until_ready()
 
 
 def _sliced(one: ChainedProgram, arguments: Sequence[Traced]) -> Sequence[Traced]:

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.bound_operation import BoundOperation, stopped_by
 from fedstack.computations.leaves.leaf_runtimes import load_leaf
 from fedstack.computations.plan.fusing import fused
 from fedstack.computations.plan.interpreter import run_columns, run_once
 from fedstack.computations.plan.program import Join, Pick, Program, ProgramStep, Slot
 from fedstack.computations.values.columns import ConstantColumn, ListColumn
+from fedstack.errors import LeafError
 from tests.computations.leaves.xla.test_drawn_functions import FLOAT, drawn
 
 
@@ -75,3 +76,12 @@ def test_drawn_functions_have_the_same_bits_fused_and_one_by_one(seed: int) -> N
 @pytest.mark.parametrize("seed", range(8, 100))
 def test_many_drawn_functions_have_the_same_bits_fused_and_one_by_one(seed: int) -> None:
     check(seed, 1 if seed % 2 else 3000, 5)
+
+
+def test_a_chain_whose_caller_is_cancelled_runs_no_further_function() -> None:
+    program = fused(drawn_program(0, 1))
+    stops = [True]
+    (step,) = program.steps
+    with stopped_by(stops), pytest.raises(LeafError, match="CancelledError"):
+        step.operation.call((np.zeros(6, FLOAT), np.zeros((6, 6), FLOAT)))
+    step.operation.call((np.zeros(6, FLOAT), np.zeros((6, 6), FLOAT)))

@@ -189,5 +189,6 @@ def test_what_jax_says_about_arrays_is_a_type() -> None:
     one = jax.ShapeDtypeStruct((3,), jnp.float32)
     pair = fedstack.jax_computation(one, one, result_type=one)(lambda x, y: x + y)
     assert str(pair.type_signature) == "(<float32[3],float32[3]> -> float32[3])"
-    with pytest.raises(InvalidComputationError, match="such as np.float32"):
-        fedstack.jax_computation(jax.eval_shape(lambda: jax.random.key(0)))(lambda key: 1.0)
+    for strange in (jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((3,), jnp.int4)):
+        with pytest.raises(InvalidComputationError, match="pass a random key as jax.random.key_data"):
+            fedstack.jax_computation(strange)(lambda key: 1.0)

@@ -1,0 +1,246 @@
+"""Saves the states of a program in a folder, one file for each version."""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from fedstack.computations.types.language import (
+    ProgramStateExistsError,
+    ProgramStateManager,
+    ProgramStateNotFoundError,
+)
+from fedstack.errors import InvalidValueError, ProgramStateError
+from fedstack.executors.concurrency.leaf_threads import off_loop
+from fedstack.foundations.error_text import text_of
+from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
+from fedstack.program.folder_lock import FolderLock
+from fedstack.program.state_file import DamagedStateError, SavedState, read_state, sync_folder, write_state
+from fedstack.program.state_structure import Migrate, named_values, restored
+
+_S = TypeVar("_S")
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+
+
+class StagedReleases(Protocol):
+    """What is released with the next state. See `FileProgramStateManager.release_with`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the releases, which stays the same in later processes."""
+        ...
+
+    def staged(self) -> object:
+        """Returns what is released with the next state, as JSON."""
+        ...
+
+    def release_staged(self, staged: object) -> None:
+        """Releases what `staged` has returned, once the state is saved. It may have been released already."""
+        ...
+
+
+class FileProgramStateManager(ProgramStateManager[Any]):
+    """Saves and loads the states of a program in a folder.
+
+    A state is a structure of NumPy arrays, numbers, strings, `None`, references to such values, and objects that
+    implement `federated_language.Serializable`, such as the iterator of a data source. Containers are those of
+    `federated_language.program`: dictionaries, lists, tuples and named tuples. Arrays must not change until `save` has
+    ended.
+
+    Each version is one file. It appears when it is complete and on the disk, so that a process that is killed at any
+    moment leaves all versions before. One run at a time may use a folder: the first call of `save` or `load_latest`
+    takes a lock, which the process has until it ends or calls `close`.
+
+    Args:
+      root_dir: The folder, which is created when it is needed.
+      prefix: The beginning of the names of files. The version follows.
+      keep_total: The number of versions that are kept: the last ones, and the first one if `keep_first` is true. If it
+        is 0 or less, all versions are kept.
+      keep_first: Whether the first version is kept.
+      keep_every_k: Versions that are multiples of this number are kept, too; `None` for no others.
+      migrate: Converts a state that was saved with another structure: a function that gets the values by name, such as
+        `model/weights`, and returns those of the present structure.
+      name: The name of the run, which others are told that want to use the folder; by default that of the program.
+
+    Raises:
+      InvalidValueError: If an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        root_dir: "str | os.PathLike[str]",
+        prefix: str = "program_state_",
+        keep_total: int = 5,
+        keep_first: bool = True,
+        *,
+        keep_every_k: int | None = None,
+        migrate: Migrate | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not os.fspath(root_dir):
+            raise InvalidValueError("Expected a folder as root_dir, found an empty string; pass its path")
+        if Path(prefix).name != prefix:
+            raise InvalidValueError(
+                f"Expected the beginning of a file name as prefix, found {prefix!r}; pass the folder as root_dir"
+            )
+        self._folder = Path(root_dir).absolute()
+        self._prefix = prefix
+        self._keep_total = check_whole_number("keep_total", keep_total, -sys.maxsize)
+        self._keep_first = check_bool("keep_first", keep_first)
+        self._keep_every_k = None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k)
+        self._migrate = migrate
+        self._releases: list[StagedReleases] = []
+        self._lock = FolderLock(self._folder, name or Path(sys.argv[0] or "python").name)
+        self._saving = threading.Lock()
+
+    def release_with(self, releases: StagedReleases) -> None:
+        """Makes releases a part of the states that are saved from now on."""
+        if any(one.name == releases.name for one in self._releases):
+            raise InvalidValueError(
+                f"Expected releases with different names, found {releases.name!r} twice; choose another file"
+            )
+        self._releases.append(releases)
+
+    async def get_versions(self) -> list[int] | None:
+        """Returns the saved versions in order, or `None` if there are none. Damaged ones are among them."""
+        return await _in_thread(self._versions) or None
+
+    async def load(self, version: int, structure: _S) -> _S:
+        """Returns the state of a version.
+
+        Args:
+          version: The version.
+          structure: A state of the same structure, such as the first one. Serialized objects are read by the classes of
+            the objects in it.
+
+        Raises:
+          ProgramStateNotFoundError: If the version is not saved.
+          ProgramStateError: If the file is damaged, is no program state, or is from a newer version of fedstack.
+          InvalidValueError: If the state has another structure.
+        """
+        saved = await _in_thread(lambda: self._read(version))
+        return cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+
+    async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
+        """Returns the state of the latest version and the version; `(None, 0)` if there is none.
+
+        A damaged version is passed over, with a warning. What was released with the version is released again, since
+        the process may have ended before.
+
+        Args:
+          structure: A state of the same structure; see `load`.
+
+        Raises:
+          ProgramStateError: If another run uses the folder, or a version is from a newer version of fedstack.
+          InvalidValueError: If the state has another structure.
+        """
+        found = await _in_thread(self._read_latest)
+        if found is None:
+            return None, 0
+        version, saved = found
+        state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+        await _in_thread(lambda: self._release(saved.releases))
+        return state, version
+
+    async def save(self, program_state: object, version: int) -> None:
+        """Saves a state, and releases what is staged. Once this returns, both survive a power failure.
+
+        Args:
+          program_state: The state.
+          version: The version.
+
+        Raises:
+          ProgramStateExistsError: If the version is saved already.
+          ProgramStateError: If the state cannot be written, or another run uses the folder.
+          InvalidValueError: If a value is of a kind that cannot be saved.
+        """
+        check_whole_number("version", version, 0)
+        values = await named_values(program_state)
+        await _in_thread(lambda: self._save(values, version))
+
+    def close(self) -> None:
+        """Lets other runs use the folder. Idempotent."""
+        self._lock.release()
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"{self._prefix}{version}"
+
+    def _versions(self) -> list[int]:
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ProgramStateError(f"Cannot read {self._folder}: {text_of(error)}; check the path") from error
+        ends = [name[len(self._prefix) :] for name in names if name.startswith(self._prefix)]
+        return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
+
+    def _read(self, version: int) -> SavedState:
+        try:
+            return read_state(self._path(version))
+        except FileNotFoundError:
+            raise ProgramStateNotFoundError(version) from None
+
+    def _read_latest(self) -> tuple[int, SavedState] | None:
+        self._take()
+        for version in reversed(self._versions()):
+            try:
+                return version, self._read(version)
+            except ProgramStateNotFoundError:
+                continue
+            except DamagedStateError as error:
+                _logger.warning("Passed over version %d of the program's state: %s", version, error)
+        return None
+
+    def _take(self) -> None:
+        """Takes the lock, and removes what a process has left that was killed while it wrote."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ProgramStateError(
+                f"Cannot create {self._folder}: {text_of(error)}; choose a folder that may be written to"
+            ) from error
+        if self._lock.acquire():
+            for left in self._folder.glob(f".{self._prefix}*.new"):
+                left.unlink(missing_ok=True)
+
+    def _save(self, values: "list[tuple[str, object]]", version: int) -> None:
+        with self._saving:
+            self._take()
+            path = self._path(version)
+            if path.exists():
+                raise ProgramStateExistsError(version=version, path=str(path))
+            staged = {one.name: one.staged() for one in self._releases}
+            write_state(path, values, staged)
+            self._release(staged)
+            self._remove_old()
+
+    def _release(self, staged: Mapping[str, object]) -> None:
+        for one in self._releases:
+            if one.name in staged:
+                one.release_staged(staged[one.name])
+
+    def _remove_old(self) -> None:
+        versions = self._versions()
+        if self._keep_total <= 0 or len(versions) <= self._keep_total:
+            return
+        first = 1 if self._keep_first else 0
+        old = versions[first : len(versions) - max(self._keep_total - first, 1)]
+        every = self._keep_every_k
+        for version in old:
+            if every is None or version % every:
+                self._path(version).unlink(missing_ok=True)
+        sync_folder(self._folder)
+
+    def __repr__(self) -> str:
+        return f"<FileProgramStateManager in {self._folder}>"
+
+
+async def _in_thread(work: Callable[[], _T]) -> _T:
+    """Runs work that waits for the disk. It runs to its end even if the caller is cancelled meanwhile."""
+    return await asyncio.shield(off_loop(work))

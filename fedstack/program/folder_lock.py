@@ -1,0 +1,94 @@
+"""Makes sure that one run at a time writes to a folder."""
+
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any
+
+from fedstack.errors import ProgramStateError
+from fedstack.foundations.error_text import text_of
+
+LOCK = ".run"
+
+
+class FolderLock:
+    """The lock of a folder. The system releases it when the process ends, however it ends.
+
+    Args:
+      folder: The folder.
+      name: The name of the run, which another run is told.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._path = folder / LOCK
+        self._name = name
+        self._file: IO[bytes] | None = None
+        self._thread_lock = threading.Lock()
+
+    def acquire(self) -> bool:
+        """Takes the lock, and returns whether it was not taken before. Does nothing if this object has it.
+
+        Raises:
+          ProgramStateError: If another run has the lock, or the folder cannot be written to.
+        """
+        with self._thread_lock:
+            if self._file is not None:
+                return False
+            try:
+                file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
+            except OSError as error:
+                raise ProgramStateError(
+                    f"Cannot write to {self._path.parent}: {text_of(error)}; allow it, or choose another folder"
+                ) from error
+            if not _locked(file):
+                found = _read(file)
+                file.close()
+                raise ProgramStateError(
+                    f"Expected one run in {self._path.parent}, found that {found} uses it; wait until it ends, end it, "
+                    "or choose another folder"
+                )
+            self._file = file
+            weakref.finalize(self, file.close)
+            file.truncate(0)
+            facts = {"name": self._name, "host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+            file.write(json.dumps(facts).encode())
+            return True
+
+    def release(self) -> None:
+        """Releases the lock. Idempotent."""
+        with self._thread_lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def __repr__(self) -> str:
+        return f"<FolderLock of {self._path.parent}, {'released' if self._file is None else 'taken'}>"
+
+
+def _locked(file: IO[bytes]) -> bool:
+    """Locks a file for this process and returns whether this was possible; always true on Windows."""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(file: IO[bytes]) -> str:
+    """Returns who has the lock, as text."""
+    file.seek(0)
+    try:
+        facts: Any = json.loads(file.read())
+        here = facts["host"] == socket.gethostname() and facts["pid"] == os.getpid()
+        who = "this process" if here else f"process {facts['pid']} on {facts['host']}"
+        return f"the run {facts['name']!r} of {who}"
+    except (ValueError, KeyError, TypeError):
+        return "another run"

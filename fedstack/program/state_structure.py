@@ -1,0 +1,56 @@
+"""Takes the values of a program's state apart, and puts them together again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from fedstack.computations.types.language import Serializable, flatten_with_name, materialize_value, unflatten_as
+from fedstack.errors import InvalidValueError
+
+# Returns the values of the present structure by name, given those of an older one.
+Migrate: TypeAlias = Callable[[Mapping[str, object]], Mapping[str, object]]
+_MOST_NAMES = 8
+
+
+async def named_values(state: object) -> list[tuple[str, object]]:
+    """Returns the values of a state, each with its name, such as `model/weights`. References are awaited."""
+    return flatten_with_name(await materialize_value(state))
+
+
+def restored(values: Mapping[str, object], structure: object, place: str, migrate: Migrate | None = None) -> object:
+    """Returns saved values in a structure.
+
+    Args:
+      values: The values by name.
+      structure: The structure. Serialized values are read by the class of the object in their place.
+      place: Where the values were saved, for messages.
+      migrate: Converts values that were saved with another structure.
+
+    Raises:
+      InvalidValueError: If the values have other names than those of the structure.
+    """
+    named = flatten_with_name(structure)
+    names = [name for name, _ in named]
+    if set(names) != set(values) and migrate is not None:
+        values = migrate(values)
+    if set(names) != set(values):
+        missing = [name for name in names if name not in values]
+        strange = [name for name in values if name not in set(names)]
+        raise InvalidValueError(
+            f"Expected a state with {_shown(names)} in {place}, found {_shown(list(values))}"
+            f"{f'; missing: {_shown(missing)}' if missing else ''}{f'; new: {_shown(strange)}' if strange else ''}. "
+            "The program has changed since: pass migrate=, a function that returns the values by their present names, "
+            "or choose another folder"
+        )
+    leaves = [_read(values[name], like) for name, like in named]
+    return unflatten_as(structure, leaves)
+
+
+def _read(value: object, like: object) -> object:
+    if isinstance(like, Serializable) and isinstance(value, bytes):
+        return type(like).from_bytes(value)
+    return value
+
+
+def _shown(names: Sequence[str]) -> str:
+    shown = ", ".join(name or "one value" for name in names[:_MOST_NAMES])
+    return f"{shown or 'no values'}{f' and {len(names) - _MOST_NAMES} more' if len(names) > _MOST_NAMES else ''}"
