@@ -19,8 +19,8 @@ from fedstack.executors.base.engines import PassingEngine
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.verb_executor import VerbExecutor
-from fedstack.executors.concurrency.blas_threads import with_one_blas_thread
 from fedstack.executors.folds.fold_states import zero_of
+from fedstack.foundations.blas_threads import with_one_blas_thread
 
 # The maximum number of bytes of small rows that are added in one NumPy call.
 _SCRATCH_BYTES = 16 << 10

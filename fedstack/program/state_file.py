@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -204,7 +203,7 @@ def _read_value(entry: Mapping[str, Any], contents: memoryview, path: Path) -> o
         raise _damaged(path, entry["name"] or "its value")
     if kind in ("object", "bytes"):
         return bytes(content)
-    dtype = np.dtype(getattr(ml_dtypes, entry["dtype"], entry["dtype"]))
+    dtype: np.dtype[Any] = np.dtype(entry["dtype"])
     shape: Sequence[int] = entry["shape"]
     array: NDArray[Any] = np.frombuffer(content, dtype, math.prod(shape)).reshape(shape).astype(dtype.newbyteorder("="))
     return array[()] if kind == "scalar" else array

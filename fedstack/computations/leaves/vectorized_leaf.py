@@ -39,6 +39,7 @@ from fedstack.computations.values.columns import (
 )
 from fedstack.computations.values.tensor_values import is_plain, read_only
 from fedstack.errors import FedstackError, InvalidComputationError
+from fedstack.foundations.blas_threads import with_one_blas_thread
 from fedstack.foundations.error_text import with_place
 
 # The arguments and results of a group fit into the cache of a core.
@@ -119,6 +120,10 @@ class _Group(PythonLeaf):
     result_advice = (
         "a vectorized function returns arrays whose first axis is that of its arguments, a row for each client"
     )
+
+    def __init__(self, function: Callable[..., object], name: str, parameter: Type | None, result: Type) -> None:
+        super().__init__(function, name, parameter, result)
+        self.evaluate = with_one_blas_thread(self.evaluate)  # at the server, too
 
 
 class VectorizedLeaf(BoundOperation):

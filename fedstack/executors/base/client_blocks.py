@@ -23,13 +23,13 @@ from fedstack.errors import FedstackError
 from fedstack.executors.base.block import Block
 from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.tolerant_blocks import TolerantBlocks
-from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.measurements import HelperTrial, measurements_of, preemptions
 from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.executors.survivors.tolerance import Tolerance
+from fedstack.foundations.blas_threads import one_blas_thread
 from fedstack.transport.wire.frames import RunningClients
 
 _BLOCK_SECONDS = 0.004

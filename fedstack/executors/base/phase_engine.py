@@ -23,7 +23,6 @@ from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.hand_ins import Contribution, HandIn
 from fedstack.executors.base.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
-from fedstack.executors.concurrency.blas_threads import with_one_blas_thread
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, off_loop
 from fedstack.executors.concurrency.observed_phases import name_of, observed_phase
 from fedstack.executors.folds.aggregate_state import AggregateState, ChecksZeros
@@ -31,6 +30,7 @@ from fedstack.executors.folds.aggregations import FoldArgument, FoldArguments, n
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.survivors.outcomes import Ran, Telling
 from fedstack.executors.survivors.survivors import Survivors
+from fedstack.foundations.blas_threads import with_one_blas_thread
 from fedstack.foundations.caches import made_once
 from fedstack.foundations.error_text import with_place
 

@@ -9,7 +9,7 @@ import pytest
 import threadpoolctl
 
 import fedstack
-from fedstack.executors.concurrency.blas_threads import one_blas_thread
+from fedstack.foundations.blas_threads import one_blas_thread
 
 
 @functools.cache
