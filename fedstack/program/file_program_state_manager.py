@@ -188,9 +188,13 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def _read_latest(self) -> tuple[int, SavedState] | None:
         self._take()
-        for version in reversed(self._versions()):
+        versions = self._versions()
+        for version in reversed(versions):
             try:
-                return version, self._read(version)
+                found = version, self._read(version)
+                if version == versions[-1]:
+                    self._remove_old()  # the process may have been killed before it did so
+                return found
             except ProgramStateNotFoundError:
                 continue
             except DamagedStateError as error:
