@@ -18,8 +18,9 @@ from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
+from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.folder_lock import FolderLock
-from fedstack.program.state_file import DamagedStateError, SavedState, read_state, sync_folder, write_state
+from fedstack.program.state_file import DamagedStateError, SavedState, read_state, write_state
 from fedstack.program.state_structure import Migrate, named_values, restored
 
 _S = TypeVar("_S")
@@ -108,7 +109,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     async def get_versions(self) -> list[int] | None:
         """Returns the saved versions in order, or `None` if there are none. Damaged ones are among them."""
-        return await _in_thread(self._versions) or None
+        return await in_thread(self._versions) or None
 
     async def load(self, version: int, structure: _S) -> _S:
         """Returns the state of a version.
@@ -123,7 +124,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           ProgramStateError: If the file is damaged, is no program state, or is from a newer version of fedstack.
           InvalidValueError: If the state has another structure.
         """
-        saved = await _in_thread(lambda: self._read(version))
+        saved = await in_thread(lambda: self._read(version))
         return cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
 
     async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
@@ -139,12 +140,12 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           ProgramStateError: If another run uses the folder, or a version is from a newer version of fedstack.
           InvalidValueError: If the state has another structure.
         """
-        found = await _in_thread(self._read_latest)
+        found = await in_thread(self._read_latest)
         if found is None:
             return None, 0
         version, saved = found
         state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
-        await _in_thread(lambda: self._release(saved.releases))
+        await in_thread(lambda: self._release(saved.releases))
         return state, version
 
     async def save(self, program_state: object, version: int) -> None:
@@ -161,7 +162,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         check_whole_number("version", version, 0)
         values = await named_values(program_state)
-        await _in_thread(lambda: self._save(values, version))
+        await in_thread(lambda: self._save(values, version))
 
     def close(self) -> None:
         """Lets other runs use the folder. Idempotent."""
@@ -245,6 +246,6 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         return f"<FileProgramStateManager in {self._folder}>"
 
 
-async def _in_thread(work: Callable[[], _T]) -> _T:
+async def in_thread(work: Callable[[], _T]) -> _T:
     """Runs work that waits for the disk. It runs to its end even if the caller is cancelled meanwhile."""
     return await asyncio.shield(off_loop(work))

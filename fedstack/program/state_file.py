@@ -29,6 +29,7 @@ from fedstack._version import __version__
 from fedstack.computations.types.language import Serializable
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
+from fedstack.foundations.synced_folders import sync_folder
 from fedstack.foundations.value_text import describe
 
 _MAGIC, _FORMAT = b"FEDSTATE", 1
@@ -267,14 +268,3 @@ def _removed_if_it_stays(path: Path) -> Generator[None, None, None]:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names of a folder's files survive a power failure."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,6 @@
 """Releases values as the rows of a file, in which a key that is released again replaces its row."""
 
 import abc
-import asyncio
 import csv
 import os
 import threading
@@ -13,10 +12,9 @@ from numpy.typing import NDArray
 
 from fedstack.computations.types.language import ReleaseManager
 from fedstack.errors import InvalidValueError, ProgramStateError
-from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.value_text import describe
-from fedstack.program.file_program_state_manager import FileProgramStateManager
+from fedstack.program.file_program_state_manager import FileProgramStateManager, in_thread
 from fedstack.program.state_file import write_whole
 from fedstack.program.state_structure import named_values
 
@@ -92,7 +90,7 @@ class TableReleaseManager(ReleaseManager[Any, Any]):
         with self._lock:
             self._staged.append((number, row))
         if not self._waits:
-            await asyncio.shield(off_loop(self._release))
+            await in_thread(self._release)
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ import attrs
 
 from fedstack.computations.leaves.bound_operation import BoundOperation, FusedStep, FusedTensor, Fuser
 from fedstack.computations.plan.program import Expression, Join, Pick, Program, ProgramStep, Slot, pick, replaced
+from fedstack.computations.plan.tasks import slots_read
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.foundations.caches import made_once
@@ -67,21 +68,11 @@ def _next_group(steps: Sequence[ProgramStep]) -> tuple[list[ProgramStep], list[P
         if fuser is not None and (not group or fuser is _fuser_of(group[0])):
             group.append(step)
             made.add(step.target)
-        elif fuser is None and made.isdisjoint(_slots_of(step.argument)):
+        elif fuser is None and (step.argument is None or made.isdisjoint(slots_read([step.argument]))):
             before.append(step)
         else:
             return group, before, list(steps[index:])
     return group, before, []
-
-
-def _slots_of(expression: Expression | None) -> Iterator[int]:
-    if isinstance(expression, Slot):
-        yield expression.index
-    elif isinstance(expression, Join):
-        for part in expression.parts:
-            yield from _slots_of(part)
-    elif expression is not None:
-        yield from _slots_of(expression.source)
 
 
 def _fused_step(

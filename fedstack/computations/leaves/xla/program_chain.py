@@ -48,7 +48,7 @@ class ProgramChain(ArrayProgram):
             if is_stopped():
                 raise CancelledError
             found.append(one.program.run(given) if one.slices == 1 else _sliced(one, given))
-            _wait_for(found[-1])  # what has been dispatched cannot be cancelled
+            _wait_for(found[-1])  # what has been dispatched cannot be cancelled, and reads the caller's memory
         return self._chosen(found)
 
     def run_loop(
@@ -59,11 +59,10 @@ class ProgramChain(ArrayProgram):
             given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
             own = [t.step is None and shared[t.position] for t in one.argument]
             found.append(one.program.run_loop(lanes, own, clients, given))
+            _wait_for(found[-1])
         return self._chosen(found)
 
     def _chosen(self, found: Sequence[Sequence[Traced]]) -> Sequence[Traced]:
-        for arrays in found:
-            _wait_for(arrays)  # it reads memory of the arguments, which the caller uses again
         return [found[one.step or 0][one.position] for one in self._results]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedstack.errors import JournalError
+from fedstack.foundations.synced_folders import sync_folder
 from fedstack.service.data.dispatcher.private_files import make_files_private, make_private_folder, open_private
 
 _UNFINISHED, _DAMAGED = ".new", ".damaged"
@@ -50,7 +51,7 @@ class DefinitionFiles:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
             self._sound.add(digest)
 
     def is_sound(self, digest: bytes) -> bool:
@@ -104,14 +105,3 @@ def _digest_of(file: BinaryIO) -> bytes:
     while block := file.read(_BLOCK_BYTES):
         digest.update(block)
     return digest.digest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Syncs a folder, so that a renamed file still has its new name after a crash."""
-    if os.name != "posix":  # on other systems, folders cannot be opened and need no sync
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
