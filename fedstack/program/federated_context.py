@@ -23,7 +23,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
 from fedstack.computations.values.containers import result_maker
-from fedstack.errors import InvalidComputationError
+from fedstack.errors import ContextError, InvalidComputationError
 
 
 class ValueReference(MaterializableValueReference):
@@ -75,6 +75,7 @@ class FederatedContext(LanguageContext):
 
         Raises:
           InvalidComputationError: If the computation returns values that are placed at clients, or functions.
+          ContextError: If no event loop runs.
         """
         signature = comp.type_signature
         if not contains_only_server_placed_data(signature.result):
@@ -83,7 +84,14 @@ class FederatedContext(LanguageContext):
                 f"{signature.result}; a program does not see clients' values: aggregate them, or call the computation "
                 "outside of the program"
             )
-        call = asyncio.get_running_loop().create_task(self._call(comp, arg))
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ContextError(
+                "Expected a running event loop for the calls of a program, found none; make them in a coroutine that "
+                "asyncio.run runs, or use a synchronous context"
+            ) from None
+        call = loop.create_task(self._call(comp, arg))
         return _references(call, (), signature.result)
 
     async def _call(self, comp: ConcreteComputation, arg: object) -> object:
