@@ -126,7 +126,7 @@ def main(options, folder):
                 print(f"round {number + 1}: accuracy {metrics['accuracy']:.4f}, loss {metrics['loss']:.4f}")
             crossed = []
             for source in (training, twice):
-                rounds = [Traffic() for _ in range(3)]
+                rounds = [Traffic() for _ in range(8)]
                 for traffic in rounds:
                     with add_observer(traffic, direct=True):
                         train_round(model, clients_of(source, options.rounds))

@@ -107,7 +107,8 @@ def ask(
     from fedstack.transport.peers.io_loop import io_loop
     from fedstack.transport.wire.connection_errors import OPTIONS
 
-    patience = Patience(min(Patience().step_seconds, timeout / 2), timeout)
+    # Two steps of the diagnosis fit into the time that is left when it starts, so a slow machine still explains.
+    patience = Patience(min(Patience().step_seconds, timeout / 4), timeout)
 
     async def dial() -> _T:
         deadline = Deadline(timeout)
@@ -116,7 +117,7 @@ def ask(
         working = asyncio.ensure_future(work(ExecutorStub(connection, control_seconds=2 * timeout)))
         diagnosis: asyncio.Task[FedstackError | None] | None = None
         try:
-            await Deadline(timeout - patience.step_seconds).has_ended(working)
+            await Deadline(timeout - 2 * patience.step_seconds).has_ended(working)
             if not working.done() and explains:
                 diagnosis = asyncio.ensure_future(connection.diagnosis())  # the server may still answer
             await deadline.has_ended(working)

@@ -137,7 +137,7 @@ def step_or_end(x):
     """Raises for -1, ends its process for -2, is killed from outside for -3, and takes its time for -4."""
     time.sleep(0.05)
     if x == -4:
-        time.sleep(20)
+        time.sleep(60)
     if x == -1:
         raise ValueError("a failure")
     if x == -2:

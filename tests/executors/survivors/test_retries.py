@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections import Counter
 
 import federated_language as fl
@@ -25,6 +26,8 @@ INTS = fl.FederatedType(INT, fl.CLIENTS)
 flaky: Counter[int] = Counter()
 calls: Counter[int] = Counter()
 lock = threading.Lock()
+# Clients that wait for each other to begin, so that no worker takes the other one's part meanwhile.
+together: dict[int, threading.Barrier] = {}
 targets: list[str] = []
 # Clients then run alone from the start, so that each try is one call.
 ALONE = {"client_seconds": 60.0}
@@ -44,6 +47,9 @@ def once_more(x):
         calls[int(x)] += 1
         flaky[int(x)] -= 1
         fails = flaky[int(x)] >= 0
+        barrier = together.pop(int(x), None)
+    if barrier is not None:
+        barrier.wait(60)
     if fails:
         raise ConnectionResetError(f"at {x}")
     return np.float32(np.sin(x))
@@ -87,6 +93,17 @@ def begin(times: dict[int, int]) -> None:
     flaky.update(times)
 
 
+def until_both_servers_run_clients() -> None:
+    """A server that is connected to late joins a later phase."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with fedstack.client_outcomes() as outcomes:
+            fold([*range(16)])
+        if len({one.worker for one in outcomes}) == 2:
+            return
+    raise AssertionError("one server has no clients")
+
+
 @pytest.mark.fedstack_leak_check(False)
 @pytest.mark.parametrize("stack", STACKS)
 @settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -109,9 +126,12 @@ def test_clients_that_succeed_in_the_end_count_as_if_they_had_never_failed(stack
 
 @pytest.mark.fedstack_leak_check(False)  # the servers live as long as the tests of this module
 def test_a_client_runs_again_on_another_worker() -> None:
-    begin({3: 1, 12: 1})
-    with context_over("two servers", ClientFailures(retries=1, **ALONE)), fedstack.client_outcomes() as outcomes:
-        fold([*range(16)])
+    with context_over("two servers", ClientFailures(retries=1, **ALONE)):
+        until_both_servers_run_clients()
+        begin({3: 1, 12: 1})
+        together.update(dict.fromkeys((0, 8), threading.Barrier(2)))
+        with fedstack.client_outcomes() as outcomes:
+            fold([*range(16)])
     worker = {one.client: one.worker for one in outcomes}
     assert {one.kind for one in outcomes} == {"done"}
     assert worker[0] != worker[15]
