@@ -1,11 +1,11 @@
 """Components, built on `federated_language.program`, for programs that run many computations."""
 
-from fedstack.program.csv_file_release_manager import CSVFileReleaseManager
-from fedstack.program.dataset_data_source import DatasetDataSource, DatasetDataSourceIterator
 from fedstack.program.federated_context import FederatedContext
-from fedstack.program.file_program_state_manager import FileProgramStateManager
-from fedstack.program.json_lines_release_manager import JSONLinesReleaseManager
-from fedstack.program.memory_program_state_manager import MemoryProgramStateManager
+from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
+from fedstack.program.releases.json_lines_release_manager import JSONLinesReleaseManager
+from fedstack.program.sources.dataset_data_source import DatasetDataSource, DatasetDataSourceIterator
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager
+from fedstack.program.states.memory_program_state_manager import MemoryProgramStateManager
 
 __all__ = [
     "CSVFileReleaseManager",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedstack.program.folder_lock import FolderLock
+from fedstack.program.states.folder_lock import FolderLock
 
 
 @pytest.fixture(autouse=True)

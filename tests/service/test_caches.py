@@ -127,7 +127,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.types.type_structure._types_by_bytes": (10_000, "and 64 MiB of messages"),
     "executors.base.engines._OPERATIONS": (CONSTANT, "intrinsics"),
     "computations.leaves.compilations.compilations._now": (None, "threads that compile"),
-    "program.state_file._TEXTS": (CONSTANT, "kinds of values"),
+    "program.states.state_file._TEXTS": (CONSTANT, "kinds of values"),
     "foundations.blas_threads._limit._before": (None, "BLAS libraries that are limited"),
     "foundations.blas_threads._limit._libraries": (None, "BLAS libraries of this process"),
     "executors.base.phase_engine.fold_threads._pool._jobs._items": (None, "calls that run"),

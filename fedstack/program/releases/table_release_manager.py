@@ -14,9 +14,9 @@ from fedstack.computations.types.language import ReleaseManager
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.value_text import describe
-from fedstack.program.file_program_state_manager import FileProgramStateManager, in_thread
-from fedstack.program.state_file import write_whole
-from fedstack.program.state_structure import named_values
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
+from fedstack.program.states.state_file import write_whole
+from fedstack.program.states.state_structure import named_values
 
 # What JSON has: a number, a string, a list of such, or None.
 Cell: TypeAlias = object

@@ -12,7 +12,7 @@ from fedstack.computations.types.language import (
     Serializable,
 )
 from fedstack.foundations.number_checks import check_whole_number
-from fedstack.program.state_structure import named_values, restored
+from fedstack.program.states.state_structure import named_values, restored
 
 _S = TypeVar("_S")
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from fedstack.program.table_release_manager import Row, TableReleaseManager
+from fedstack.program.releases.table_release_manager import Row, TableReleaseManager
 
 
 class JSONLinesReleaseManager(TableReleaseManager):

@@ -19,9 +19,9 @@ from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
 from fedstack.foundations.synced_folders import sync_folder
-from fedstack.program.folder_lock import FolderLock
-from fedstack.program.state_file import DamagedStateError, SavedState, read_state, write_state
-from fedstack.program.state_structure import Migrate, named_values, restored
+from fedstack.program.states.folder_lock import FolderLock
+from fedstack.program.states.state_file import DamagedStateError, SavedState, read_state, write_state
+from fedstack.program.states.state_structure import Migrate, named_values, restored
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")

@@ -5,7 +5,7 @@ import csv
 import io
 import json
 
-from fedstack.program.table_release_manager import Cell, Row, TableReleaseManager
+from fedstack.program.releases.table_release_manager import Cell, Row, TableReleaseManager
 
 
 class CSVFileReleaseManager(TableReleaseManager):

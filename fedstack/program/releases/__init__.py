@@ -1,0 +1,1 @@
+"""What a program tells the world: metrics as files and pictures, and in experiment trackers."""

@@ -1,0 +1,1 @@
+"""Where a program gets the data of its clients."""

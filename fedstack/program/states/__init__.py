@@ -1,0 +1,1 @@
+"""The states of a program, as files and in memory."""
