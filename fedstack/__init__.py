@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
     from fedstack.executors.survivors.client_failures import ClientFailure, ClientFailures
     from fedstack.executors.survivors.outcomes import ClientOutcomes, client_outcomes
+    from fedstack.program.clients.client_states import ClientStates
     from fedstack.transport.grpc.credentials import ClientCredentials
     from fedstack.transport.peers.retry import RetryPolicy
 
@@ -58,6 +59,7 @@ __all__ = [
     "ClientFailure",
     "ClientFailures",
     "ClientOutcomes",
+    "ClientStates",
     "FedstackError",
     "LocalOptions",
     "RemoteOptions",
@@ -97,6 +99,7 @@ _MODULES = {
     "ClientFailure": "executors.survivors.client_failures",
     "ClientFailures": "executors.survivors.client_failures",
     "ClientOutcomes": "executors.survivors.outcomes",
+    "ClientStates": "program.clients.client_states",
     "FedstackError": "errors",
     "LocalOptions": "contexts.local_contexts",
     "RemoteOptions": "backends.remote_contexts",

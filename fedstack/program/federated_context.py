@@ -2,58 +2,32 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from fedstack.computations.types.language import (
     AsyncContext,
     ConcreteComputation,
     FederatedType,
-    MaterializableValueReference,
     SequenceType,
     Struct,
     StructType,
     TensorType,
     Type,
-    contains_only_server_placed_data,
     materialize_value,
-    struct_elements,
 )
 from fedstack.computations.types.language import (
     FederatedContext as LanguageContext,
 )
 from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
 from fedstack.computations.values.containers import result_maker
-from fedstack.errors import ContextError, InvalidComputationError
-
-
-class ValueReference(MaterializableValueReference):
-    """A part of the result of a call.
-
-    Args:
-      call: The call.
-      path: The positions and names that lead to the part.
-      type_signature: The type of the part.
-    """
-
-    def __init__(self, call: "asyncio.Task[object]", path: tuple["int | str", ...], type_signature: Type) -> None:
-        self._call = call
-        self._path = path
-        self._type = type_signature
-
-    @property
-    def type_signature(self) -> Type:
-        """The type of the value."""
-        return self._type
-
-    async def get_value(self) -> object:
-        """Returns the value, once the call has ended."""
-        value = await asyncio.shield(self._call)
-        for step in self._path:
-            value = _member(value, step)
-        return value
-
-    def __repr__(self) -> str:
-        return f"<ValueReference of {self._type}>"
+from fedstack.errors import ContextError
+from fedstack.program.clients.states_updates import StatesUpdate, members_of, states_in, updates_of
+from fedstack.program.states.file_program_state_manager import in_thread
+from fedstack.program.value_reference import Path, ValueReference
 
 
 class FederatedContext(LanguageContext):
@@ -63,27 +37,28 @@ class FederatedContext(LanguageContext):
     saved and released, all of which wait for the values. What is placed at clients is passed on as it is: lists of
     clients, batches, tables and references to datasets cost nothing per client.
 
+    Values that a computation returns at clients are new states of the clients whose states (`ClientStates.select`) are
+    in its argument. In their place, a call returns a reference to the number of clients that have new ones.
+
     Args:
       context: The context, such as that of `fedstack.create_async_local_execution_context()`.
     """
 
     def __init__(self, context: AsyncContext) -> None:
         self._context = context
+        # The last call that got states of clients.
+        self._last_calls: WeakKeyDictionary[object, asyncio.Task[object]] = WeakKeyDictionary()
 
     def invoke(self, comp: ConcreteComputation, arg: object) -> object:
         """Starts a call of a computation and returns references to its result.
 
         Raises:
-          InvalidComputationError: If the computation returns values that are placed at clients, or functions.
+          InvalidComputationError: If the computation returns functions, or values at clients that are not their new
+            states.
           ContextError: If no event loop runs.
         """
         signature = comp.type_signature
-        if not contains_only_server_placed_data(signature.result):
-            raise InvalidComputationError(
-                f"Expected a computation whose result is placed at the server, or not placed, found the result "
-                f"{signature.result}; a program does not see clients' values: aggregate them, or call the computation "
-                "outside of the program"
-            )
+        updates = updates_of(arg, signature.parameter, signature.result)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -91,22 +66,32 @@ class FederatedContext(LanguageContext):
                 "Expected a running event loop for the calls of a program, found none; make them in a coroutine that "
                 "asyncio.run runs, or use a synchronous context"
             ) from None
-        call = loop.create_task(self._call(comp, arg))
-        return _references(call, (), signature.result)
+        # Calls that read or update the same states of clients run in the order in which the program makes them.
+        states = states_in(arg, signature.parameter)
+        before = [call for one in states if (call := self._last_calls.get(one)) is not None]
+        call = loop.create_task(self._call(comp, arg, updates, before))
+        self._last_calls.update(dict.fromkeys(states, call))
+        return _references(call, (), signature.result, updates)
 
-    async def _call(self, comp: ConcreteComputation, arg: object) -> object:
+    async def _call(
+        self,
+        comp: ConcreteComputation,
+        arg: object,
+        updates: Sequence[StatesUpdate],
+        before: "Sequence[asyncio.Task[object]]",
+    ) -> object:
+        """Returns the result of a call, and then the number of clients whose states each update has changed."""
         parameter = comp.type_signature.parameter
         argument = None if parameter is None else await _materialized(arg, parameter)
-        return await cast(Any, self._context).invoke(comp, argument)
+        running = [call for call in before if call.get_loop() is asyncio.get_running_loop()]
+        if running:
+            await asyncio.wait(running)
+        result = await cast(Any, self._context).invoke(comp, argument)
+        call = asyncio.current_task()
+        return [result, *[await in_thread(partial(update.apply, call, result)) for update in updates]]
 
     def __repr__(self) -> str:
         return f"<FederatedContext over {self._context!r}>"
-
-
-def _member(value: object, step: "int | str") -> object:
-    if isinstance(step, int):
-        return cast("Sequence[object]", value)[step]
-    return cast("dict[str, object]", value)[step] if isinstance(value, dict) else getattr(value, step)
 
 
 async def _materialized(value: object, type_spec: Type) -> object:
@@ -114,28 +99,28 @@ async def _materialized(value: object, type_spec: Type) -> object:
     if is_placed_at_clients(type_spec):
         return value
     if isinstance(type_spec, StructType) and isinstance(value, (Struct, dict, list, tuple)):
-        members = _members(cast(Any, value), [name for name, _ in fields_of(type_spec)])
+        members = members_of(cast(Any, value), type_spec)
         found = [await _materialized(member, t) for member, (_, t) in zip(members, fields_of(type_spec), strict=True)]
         return Struct([(name, member) for (name, _), member in zip(fields_of(type_spec), found)])
     return await materialize_value(value)
 
 
-def _members(value: Any, names: "Sequence[str | None]") -> Sequence[object]:
-    if isinstance(value, Struct):
-        return [member for _, member in struct_elements(value)]
-    if isinstance(value, dict):
-        return [cast("dict[str | None, object]", value)[name] for name in names]
-    return cast("Sequence[object]", value)
-
-
-def _references(call: "asyncio.Task[object]", path: tuple["int | str", ...], type_spec: Type) -> object:
+def _references(
+    call: "asyncio.Task[object]",
+    path: "Path",
+    type_spec: Type,
+    updates: Sequence[StatesUpdate],
+) -> object:
     if isinstance(type_spec, FederatedType):
-        return _references(call, path, type_spec.member)
+        for place, update in enumerate(updates, 1):
+            if update.path == path:
+                return ValueReference(call, (place,), TensorType(np.int32))
+        return _references(call, path, type_spec.member, ())
     if isinstance(type_spec, StructType):
         members = [
-            _references(call, (*path, index if name is None else name), member)
+            _references(call, (*path, index if name is None else name), member, updates)
             for index, (name, member) in enumerate(fields_of(type_spec))
         ]
         return result_maker(type_spec)(members)
     assert isinstance(type_spec, (TensorType, SequenceType))
-    return ValueReference(call, path, type_spec)
+    return ValueReference(call, (0, *path), type_spec)

@@ -61,6 +61,8 @@ ROOMS = (
     "service/coordinator",
     "service",
     "program/states",
+    "program/value_reference",
+    "program/clients",
     "program/releases",
     "program/sources",
     "program",

@@ -12,6 +12,7 @@ PUBLIC_NAMES = {
         "ClientFailure",
         "ClientFailures",
         "ClientOutcomes",
+        "ClientStates",
         "FedstackError",
         "LocalOptions",
         "RemoteOptions",

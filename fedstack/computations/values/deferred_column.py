@@ -47,14 +47,14 @@ class Elsewhere:
         return {cls}
 
     @classmethod
-    def read(cls, found: Sequence[Any], member: Type, where: Where) -> Sequence[object]:
-        """Reads the values of many stand-ins, and returns them in a form that users may pass.
+    def read(cls, found: Sequence[Any], member: Type, where: Where) -> "Sequence[object] | Column":
+        """Reads the values of many stand-ins, and returns them in a form that users may pass, or as a column.
 
         This method may be called on any thread, and may block.
 
         Args:
           found: The stand-ins, all of this class.
-          member: The expected type of the values. The values are checked afterwards.
+          member: The expected type of the values. Values are checked afterwards, those of columns are not.
           where: Returns the path of the value at an index, for error messages.
 
         Raises:
@@ -160,7 +160,7 @@ class DeferredColumn(Column):
             return self._where(places[index])
 
         found = _read([self.values[place] for place in places], self._member, where)
-        column = self._build(found, self._member, where)
+        column = found if isinstance(found, Column) else self._build(found, self._member, where)
         if len(places) < len(self.values):
             payloads = list(self.values)
             for place, payload in zip(places, column.items()):
@@ -201,7 +201,7 @@ class _SplitStruct(Elsewhere):
 
     @classmethod
     def read(cls, found: "Sequence[_SplitStruct]", member: Type, where: Where) -> Sequence[object]:
-        columns: list[Sequence[object]] = []
+        columns: list[Iterable[object]] = []
         for place, (name, field_type) in enumerate(fields_of(cast(StructType, member))):
             path: Where = lambda index, name=name, place=place: join_path(where(index), name, place)  # noqa: E731
             columns.append(_read([one.members[place] for one in found], field_type, path))
@@ -213,8 +213,11 @@ def _kinds_of(values: Sequence[object]) -> set[type[Elsewhere]]:
     return {read for kind in kinds for read in kind.kinds(value for value in values if type(value) is kind)}
 
 
-def _read(values: Sequence[object], member: Type, where: Where) -> Sequence[object]:
+def _read(values: Sequence[object], member: Type, where: Where) -> "Sequence[object] | Column":
     """Returns values of one type, after reading the values behind stand-ins. Reads stand-ins of one class together."""
+    kinds = set(map(type, values))
+    if len(kinds) == 1 and issubclass(kind := kinds.pop(), Elsewhere):
+        return kind.read(values, member, where)
     read = list(values)
     places_of: dict[type[Elsewhere], list[int]] = {}
     for place, value in enumerate(values):

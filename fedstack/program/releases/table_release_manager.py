@@ -15,7 +15,8 @@ from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.value_text import describe
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
-from fedstack.program.states.state_file import write_whole
+from fedstack.program.states.headed_file import write_whole
+from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_structure import named_values
 
 # What JSON has: a number, a string, a list of such, or None.
@@ -24,7 +25,7 @@ Row: TypeAlias = dict[str, Cell]
 Key: TypeAlias = "int | str | None"
 
 
-class TableReleaseManager(ReleaseManager[Any, Any]):
+class TableReleaseManager(StagedReleases, ReleaseManager[Any, Any]):
     """The base class of release managers that write rows to a file.
 
     The file is replaced as a whole, so that it is complete at any moment.
@@ -97,7 +98,7 @@ class TableReleaseManager(ReleaseManager[Any, Any]):
         """The name of the file."""
         return self._path.name
 
-    def staged(self) -> object:
+    def staged(self, mark: object) -> object:
         """Returns the rows that wait for the next state."""
         with self._lock:
             return [[key, row] for key, row in self._staged]

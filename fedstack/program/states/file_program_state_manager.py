@@ -5,14 +5,15 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fedstack.computations.types.language import (
     ProgramStateExistsError,
     ProgramStateManager,
     ProgramStateNotFoundError,
+    flatten_with_name,
 )
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.executors.concurrency.leaf_threads import off_loop
@@ -20,29 +21,14 @@ from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
 from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.states.folder_lock import FolderLock
-from fedstack.program.states.state_file import DamagedStateError, SavedState, read_state, write_state
+from fedstack.program.states.headed_file import DamagedStateError
+from fedstack.program.states.staged_releases import StagedReleases
+from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
 from fedstack.program.states.state_structure import Migrate, named_values, restored
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-
-
-class StagedReleases(Protocol):
-    """What is released with the next state. See `FileProgramStateManager.release_with`."""
-
-    @property
-    def name(self) -> str:
-        """The name of the releases, which stays the same in later processes."""
-        ...
-
-    def staged(self) -> object:
-        """Returns what is released with the next state, as JSON."""
-        ...
-
-    def release_staged(self, staged: object) -> None:
-        """Releases what `staged` has returned, once the state is saved. It may have been released already."""
-        ...
 
 
 class FileProgramStateManager(ProgramStateManager[Any]):
@@ -96,6 +82,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._keep_every_k = None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k)
         self._migrate = migrate
         self._releases: list[StagedReleases] = []
+        # What was released with the versions that have been looked at.
+        self._kept: dict[int, Mapping[str, object]] = {}
         self._lock = FolderLock(self._folder, name or Path(sys.argv[0] or "python").name)
         self._saving = threading.Lock()
 
@@ -142,10 +130,11 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         found = await in_thread(self._read_latest)
         if found is None:
+            await in_thread(lambda: self._restore(0, {}))
             return None, 0
         version, saved = found
         state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
-        await in_thread(lambda: self._release(saved.releases))
+        await in_thread(lambda: self._restore(version, saved.releases))
         return state, version
 
     async def save(self, program_state: object, version: int) -> None:
@@ -161,11 +150,25 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           InvalidValueError: If a value is of a kind that cannot be saved.
         """
         check_whole_number("version", version, 0)
+        unread = [value for _, value in flatten_with_name(program_state)]
+        marks = [one.mark(unread) for one in self._releases]
         values = await named_values(program_state)
-        await in_thread(lambda: self._save(values, version))
+        await in_thread(lambda: self._save(values, version, marks))
+
+    async def releases_of(self, version: int, name: str) -> object | None:
+        """Returns what was released with a version under a name, or `None`; for implementations of releases.
+
+        Raises:
+          ProgramStateNotFoundError: If the version is not saved.
+        """
+        if version not in await in_thread(self._versions):
+            raise ProgramStateNotFoundError(version)
+        return (await in_thread(lambda: self._releases_of(version))).get(name)
 
     def close(self) -> None:
-        """Lets other runs use the folder. Idempotent."""
+        """Lets other runs use the folder, and the files of what is released with the states. Idempotent."""
+        for one in self._releases:
+            one.close()
         self._lock.release()
 
     def _path(self, version: int) -> Path:
@@ -189,13 +192,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def _read_latest(self) -> tuple[int, SavedState] | None:
         self._take()
-        versions = self._versions()
-        for version in reversed(versions):
+        for version in reversed(self._versions()):
             try:
-                found = version, self._read(version)
-                if version == versions[-1]:
-                    self._remove_old()  # the process may have been killed before it did so
-                return found
+                return version, self._read(version)
             except ProgramStateNotFoundError:
                 continue
             except DamagedStateError as error:
@@ -214,33 +213,56 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             for left in self._folder.glob(f".{self._prefix}*.new"):
                 left.unlink(missing_ok=True)
 
-    def _save(self, values: "list[tuple[str, object]]", version: int) -> None:
+    def _save(self, values: "list[tuple[str, object]]", version: int, marks: Sequence[object]) -> None:
         with self._saving:
             self._take()
             path = self._path(version)
             if path.exists():
                 raise ProgramStateExistsError(version=version, path=str(path))
-            staged = {one.name: one.staged() for one in self._releases}
+            staged = {one.name: one.staged(mark) for one, mark in zip(self._releases, marks)}
             write_state(path, values, staged)
-            self._release(staged)
+            self._kept[version] = staged
+            for one in self._releases:
+                if one.name in staged:
+                    one.release_staged(staged[one.name])
             self._remove_old()
 
-    def _release(self, staged: Mapping[str, object]) -> None:
+    def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
-            if one.name in staged:
-                one.release_staged(staged[one.name])
+            one.restore(staged.get(one.name))
+        # The process may have been killed before it removed what is old. Damaged versions after this one are for users.
+        if version == max(self._versions(), default=0):
+            self._remove_old()
+        else:
+            self._sweep()
 
     def _remove_old(self) -> None:
+        """Removes the versions that are not kept."""
         versions = self._versions()
-        if self._keep_total <= 0 or len(versions) <= self._keep_total:
-            return
         first = 1 if self._keep_first else 0
-        old = versions[first : len(versions) - max(self._keep_total - first, 1)]
-        every = self._keep_every_k
-        for version in old:
-            if every is None or version % every:
+        last = len(versions) - max(self._keep_total - first, 1)
+        if 0 < self._keep_total < len(versions):
+            every = self._keep_every_k
+            old = {version for version in versions[first:last] if every is None or version % every}
+            for version in old:
                 self._path(version).unlink(missing_ok=True)
-        sync_folder(self._folder)
+            sync_folder(self._folder)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Removes what no version has."""
+        kept = [self._releases_of(version) for version in self._versions()] if self._releases else []
+        for one in self._releases:
+            one.keep([staged[one.name] for staged in kept if one.name in staged])
+
+    def _releases_of(self, version: int) -> Mapping[str, object]:
+        """Returns what was released with a version; nothing for a damaged one."""
+        if version not in self._kept:
+            try:
+                self._kept[version] = read_releases(self._path(version))
+            except (FileNotFoundError, DamagedStateError):
+                self._kept[version] = {}
+        return self._kept[version]
 
     def __repr__(self) -> str:
         return f"<FileProgramStateManager in {self._folder}>"

@@ -1,23 +1,14 @@
-"""Writes the state of a program to one file, and reads it. A file is written whole or not at all.
+"""Writes the state of a program to one file, and reads it.
 
-| part | content |
-| --- | --- |
-| 8 bytes | `FEDSTATE` |
-| 4 bytes | CRC-32 of the next two parts |
-| 8 bytes | the length of the header |
-| header | JSON: the format, each value with its name, kind, dtype, shape and CRC-32, and what is released with it |
-| values | the bytes of arrays and of serialized objects, each at a multiple of 64 bytes from the start of this part |
-
-Numbers are little-endian. No part of a file is ever executed.
+The header has each value with its name, kind, dtype, shape and CRC-32, and what is released with the state. The
+contents are the bytes of arrays and of serialized objects, each at a multiple of 64 bytes. No part of a file is ever
+executed.
 """
 
-import contextlib
-import json
 import math
-import os
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,16 +16,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack._version import __version__
 from fedstack.computations.types.language import Serializable
-from fedstack.errors import InvalidValueError, ProgramStateError
-from fedstack.foundations.error_text import text_of
-from fedstack.foundations.synced_folders import sync_folder
+from fedstack.errors import InvalidValueError
 from fedstack.foundations.value_text import describe
+from fedstack.program.states.headed_file import ALIGNMENT, FileKind, write_whole
 
-_MAGIC, _FORMAT = b"FEDSTATE", 1
-_ALIGNMENT = 64
-_HEAD = len(_MAGIC) + 12
+_KIND = FileKind(b"FEDSTATE", 1, "program state")
 # The kinds of values that JSON has, or that a text stands for.
 _TEXTS: dict[str, Callable[[str], object]] = {
     "int": int,
@@ -59,10 +46,6 @@ class SavedState:
     written_by: str
 
 
-class DamagedStateError(ProgramStateError):
-    """Raised if a file is a program state but not as it was written."""
-
-
 @attrs.define
 class _Parts:
     """The values of a file while it is written."""
@@ -75,7 +58,7 @@ class _Parts:
         view = memoryview(content) if isinstance(content, bytes) else _bytes_of(content)
         entry = {"name": name, "kind": kind, "start": self.size, "size": len(view), "crc": zlib.crc32(view), **more}
         self.entries.append(entry)
-        padding = -len(view) % _ALIGNMENT
+        padding = -len(view) % ALIGNMENT
         self.contents += [view, memoryview(bytes(padding))]
         self.size += len(view) + padding
 
@@ -95,12 +78,7 @@ def write_state(path: Path, values: Iterable[tuple[str, object]], releases: Mapp
     parts = _Parts()
     for name, value in values:
         _add(parts, name, value)
-    fields = {"format": _FORMAT, "fedstack": __version__, "values": parts.entries, "releases": releases}
-    header = json.dumps(fields).encode()
-    length = len(header).to_bytes(8, "little")
-    checked = zlib.crc32(header, zlib.crc32(length)).to_bytes(4, "little")
-    padding = bytes(-(_HEAD + len(header)) % _ALIGNMENT)
-    write_whole(path, [_MAGIC, checked, length, header, padding, *parts.contents])
+    write_whole(path, [_KIND.head({"values": parts.entries, "releases": releases}), *parts.contents])
 
 
 def _add(parts: _Parts, name: str, value: object) -> None:
@@ -158,34 +136,21 @@ def read_state(path: Path) -> SavedState:
       DamagedStateError: If the file is damaged.
       ProgramStateError: If it cannot be read, is no program state, or was written by a newer version of fedstack.
     """
-    try:
-        content = np.fromfile(path, np.uint8)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ProgramStateError(f"Cannot read the program state {path}: {text_of(error)}; check the disk") from error
-    view = memoryview(cast(Any, content))
-    if len(view) < _HEAD or not any(view[:_HEAD]):
-        raise _damaged(path, "its beginning")
-    if bytes(view[: len(_MAGIC)]) != _MAGIC:
-        raise ProgramStateError(
-            f"Expected a program state of fedstack in {path}, found another kind of file; remove it, or choose another "
-            "folder"
-        )
-    length = int.from_bytes(view[len(_MAGIC) + 4 : _HEAD], "little")
-    header = view[_HEAD : _HEAD + length]
-    checked = zlib.crc32(header, zlib.crc32(view[len(_MAGIC) + 4 : _HEAD]))
-    if len(header) != length or checked != int.from_bytes(view[len(_MAGIC) : len(_MAGIC) + 4], "little"):
-        raise _damaged(path, "its header")
-    fields: Any = json.loads(bytes(header))
-    if fields["format"] != _FORMAT:
-        raise ProgramStateError(
-            f"Expected format {_FORMAT} in the program state {path}, found format {fields['format']}, which fedstack "
-            f"{fields['fedstack']} wrote; use that version or a newer one"
-        )
-    start = _HEAD + length + -(_HEAD + length) % _ALIGNMENT
-    values = {entry["name"]: _read_value(entry, view[start:], path) for entry in fields["values"]}
+    with _KIND.open(path) as (file, fields):
+        contents = memoryview(cast(Any, np.fromfile(file, np.uint8)))
+    values = {entry["name"]: _read_value(entry, contents, path) for entry in fields["values"]}
     return SavedState(values, fields["releases"], fields["fedstack"])
+
+
+def read_releases(path: Path) -> Mapping[str, object]:
+    """Returns what was released with a state. Reads only the header of the file.
+
+    Raises:
+      FileNotFoundError: If the file does not exist.
+      ProgramStateError: See `read_state`.
+    """
+    with _KIND.open(path) as (_, fields):
+        return fields["releases"]
 
 
 def _read_value(entry: Mapping[str, Any], contents: memoryview, path: Path) -> object:
@@ -201,70 +166,10 @@ def _read_value(entry: Mapping[str, Any], contents: memoryview, path: Path) -> o
         return found.reshape(cast("Sequence[int]", entry["shape"]))
     content = contents[entry["start"] : entry["start"] + entry["size"]]
     if len(content) != entry["size"] or zlib.crc32(content) != entry["crc"]:
-        raise _damaged(path, entry["name"] or "its value")
+        raise _KIND.damaged(path, entry["name"] or "its value")
     if kind in ("object", "bytes"):
         return bytes(content)
     dtype: np.dtype[Any] = np.dtype(entry["dtype"])
     shape: Sequence[int] = entry["shape"]
     array: NDArray[Any] = np.frombuffer(content, dtype, math.prod(shape)).reshape(shape).astype(dtype.newbyteorder("="))
     return array[()] if kind == "scalar" else array
-
-
-def _damaged(path: Path, what: str) -> DamagedStateError:
-    return DamagedStateError(
-        f"Expected the program state {path} as it was written, found that {what} is damaged or missing, as after a "
-        "failure of the disk; remove the file, and load an older version"
-    )
-
-
-def write_whole(path: Path, parts: Sequence["bytes | memoryview"]) -> None:
-    """Writes a file, or replaces one, so that it has its old or its new content after any failure.
-
-    Args:
-      path: The path of the file.
-      parts: The content.
-
-    Raises:
-      ProgramStateError: If the file cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.new")  # what a killed process has left is written over
-    try:
-        with _removed_if_it_stays(beside):
-            with open(beside, "wb", buffering=0) as file:
-                for part in _at_most(parts, 1 << 30):
-                    done = 0
-                    while done < len(part):
-                        done += cast(int, file.write(part[done:]))
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise ProgramStateError(
-            f"Cannot write {path}: {text_of(error)}; what was there before is unchanged. Free some space, or allow "
-            "writing to the folder, and run again"
-        ) from error
-
-
-def _at_most(parts: Sequence["bytes | memoryview"], size: int) -> Iterator[memoryview]:
-    """Yields the parts in pieces that the system writes in one call. Small parts are joined."""
-    small = bytearray()
-    for part in parts:
-        if len(part) < 1 << 16:
-            small += part
-            continue
-        if small:
-            yield memoryview(bytes(small))
-            small.clear()
-        view = memoryview(part)
-        yield from (view[start : start + size] for start in range(0, len(view), size))
-    yield memoryview(bytes(small))
-
-
-@contextlib.contextmanager
-def _removed_if_it_stays(path: Path) -> Generator[None, None, None]:
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise

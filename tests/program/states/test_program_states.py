@@ -20,6 +20,7 @@ from hypothesis.extra import numpy as nps
 
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.program import FileProgramStateManager, MemoryProgramStateManager
+from fedstack.program.states.headed_file import FileKind
 
 
 class Iterator(fl.program.FederatedDataSourceIterator):
@@ -230,7 +231,7 @@ def test_another_kind_of_file_and_a_newer_format_are_refused(tmp_path: Path, mon
     (tmp_path / "program_state_1").write_bytes(b"PK\3\4" + bytes(range(100)))
     with pytest.raises(ProgramStateError, match="another kind of file"):
         run(manager.load_latest(state()))
-    monkeypatch.setattr("fedstack.program.states.state_file._FORMAT", 2)
+    monkeypatch.setattr("fedstack.program.states.state_file._KIND", FileKind(b"FEDSTATE", 2, "program state"))
     run(manager.save(1, 2))
     monkeypatch.undo()
     with pytest.raises(ProgramStateError, match="Expected format 1 .* found format 2, which fedstack .* wrote"):

@@ -1,0 +1,1 @@
+"""A state for each client, which outlives the calls that change it."""

@@ -1,0 +1,224 @@
+"""Keeps a state for each client between the rounds of a program."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from fedstack.computations.types.language import Type
+from fedstack.errors import InvalidValueError
+from fedstack.executors.survivors.client_failures import ClientFailure
+from fedstack.program.clients.record_layout import RecordLayout, Records
+from fedstack.program.clients.saved_client_states import SavedClientStates, checked_ids
+from fedstack.program.clients.shard_index import ShardIndex
+from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
+from fedstack.program.clients.state_shards import ClientId
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
+from fedstack.program.states.staged_releases import StagedReleases
+from fedstack.program.value_reference import ValueReference
+
+
+@attrs.frozen(eq=False)
+class _Update:
+    """The states as they were after a call.
+
+    Attributes:
+      call: The call, an `asyncio.Task`; `None` if the states were not updated by a call of a program.
+      names: The names of the shards.
+      next: The number of the next shard.
+    """
+
+    call: object
+    names: Sequence[str]
+    next: int
+
+    @property
+    def staged(self) -> dict[str, object]:
+        return {"shards": list(self.names), "next": self.next}
+
+
+class ClientStates(SavedClientStates, StagedReleases):
+    """A state for each client, which computations read and update.
+
+        states = fedstack.ClientStates("controls", like=np.zeros(10, np.float32), state_manager=manager)
+        model, changed = train_round(model, states.select(ids))
+        states.update(ids, changed)
+        await manager.save(model, number)
+
+    A state is read where the client runs. Calls that follow read what was updated. It becomes permanent when the state
+    manager saves the next version of the program's state: all clients of the round have new states, or none. What is
+    saved never changes, so each version that the manager keeps has its states. A client that failed, or did not take
+    part, keeps its state.
+
+    In a `FederatedContext`, values that a computation returns at clients update the states of the clients whose states
+    it was given; `update` is not needed there.
+
+    Args:
+      folder: The folder for the states, which is created when it is needed; `None` to keep states in memory, without a
+        state manager, for as long as the process runs.
+      like: The state that a client has at first, and an example of all others: numbers, arrays, and structures of them.
+      state_manager: Saves the states together with the program's state.
+      name: The name of the states, which stays the same in later processes; by default that of the folder.
+
+    Raises:
+      InvalidValueError: If an argument is not valid.
+      ProgramStateError: If another run uses the folder, or states are damaged.
+    """
+
+    def __init__(
+        self,
+        folder: "str | os.PathLike[str] | None" = None,
+        *,
+        like: object,
+        state_manager: FileProgramStateManager | None = None,
+        name: str | None = None,
+    ) -> None:
+        if folder is not None and not os.fspath(folder):
+            raise InvalidValueError("Expected a folder, found an empty string; pass its path, or None for memory")
+        if folder is None and state_manager is not None:
+            raise InvalidValueError(
+                "Expected a folder for states that are a part of the program's states, found None; pass its path"
+            )
+        if isinstance(like, Type):
+            raise InvalidValueError(
+                f"Expected the first state of a client as like, found the type {like}; pass a value"
+            )
+        layout = RecordLayout.of(like)
+        super().__init__(layout, layout.records([like], lambda _: "like"), ShardIndex())
+        self._path = None if folder is None else Path(folder).absolute()
+        run = Path(sys.argv[0] or "python").name
+        self._store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
+        self._name = name or (self._path.name if self._path is not None else "states")
+        # The last update, and those before it that may still be saved alone.
+        self._updates = [_Update(None, [], 0)]
+        self._manager = state_manager
+        if state_manager is not None:
+            state_manager.release_with(self)
+
+    @property
+    def name(self) -> str:
+        """The name of the states."""
+        return self._name
+
+    async def at(self, version: int) -> SavedClientStates:
+        """Returns the states that clients had in a version of the program's state. They stay until it is removed.
+
+        Raises:
+          ProgramStateNotFoundError: If the version is not saved.
+          InvalidValueError: If it has no such states.
+          ProgramStateError: If they are damaged.
+        """
+        staged = None if self._manager is None else await self._manager.releases_of(version, self._name)
+        if staged is None:
+            raise InvalidValueError(
+                f"Expected states of clients with the name {self._name!r} in version {version}, found none; choose "
+                "another version"
+            )
+        names = cast("Mapping[str, Any]", staged)["shards"]
+        index = await in_thread(lambda: ShardIndex(self._store.find(names)))
+        return SavedClientStates(self._layout, self._first, index)
+
+    def update(self, client_ids: Sequence[ClientId], states: Sequence[object]) -> None:
+        """Gives clients new states.
+
+        Args:
+          client_ids: The ids.
+          states: A state for each client, in their order. A `fedstack.ClientFailure` leaves a client's state as it is.
+
+        Raises:
+          InvalidValueError: If there is another number of states, or a client is listed twice.
+          TypeMismatchError: If a state is not like the first one.
+          ProgramStateError: If the states cannot be written. Then no client has a new state.
+        """
+        self.update_after(None, client_ids, states)
+
+    def update_after(self, call: object, client_ids: Sequence[ClientId], states: Sequence[object]) -> int:
+        """Gives clients the states that a call has returned; see `update`. Returns the number of new states."""
+        ids = checked_ids(client_ids)
+        if len(ids) != len(states):
+            raise InvalidValueError(
+                f"Expected a state for each of {len(ids)} clients, found {len(states)}; pass them in the clients' order"
+            )
+        if len(set(ids)) != len(ids):
+            twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+            raise InvalidValueError(
+                f"Expected each client once, found {twice!r} twice; a client has one state, so let it take part once"
+            )
+        places = [place for place, state in enumerate(states) if not isinstance(state, ClientFailure)]
+        records = self._layout.records(
+            [states[place] for place in places], lambda index: f"the state of the client {ids[places[index]]!r}"
+        )
+        with self._lock:
+            last = self._updates[-1]
+            number = last.next
+            shards = list(self._store.add(number, [ids[place] for place in places], records)) if places else []
+            for shard in shards:
+                self._index.add(shard)
+            if few := self._index.worth_copying():
+                copies = self._store.add(number + len(shards), few, self._copied(few))
+                for shard in copies:
+                    self._index.add(shard)
+                shards += copies
+            names = [shard.name for shard in self._index.shards]
+            self._updates.append(_Update(call, names, number + len(shards)))
+            if self._manager is None:
+                del self._updates[:-1]
+        return len(places)
+
+    def _copied(self, client_ids: Sequence[ClientId]) -> Records:
+        records = self._layout.empty(len(client_ids))
+        for shard, (some, rows) in self._index.places(client_ids).items():
+            assert shard is not None, "the clients have records"
+            records[some] = shard.read(rows)
+        return records
+
+    # How the program's state manager saves states.
+
+    def mark(self, values: Sequence[object]) -> object:
+        """Returns which updates belong to a state; see `StagedReleases.mark`."""
+        calls = {value.call for value in values if isinstance(value, ValueReference)}
+        with self._lock:
+            return calls, self._updates[-1]
+
+    def staged(self, mark: object) -> object:
+        """Writes the states of a version, and returns where they are; see `StagedReleases.staged`."""
+        calls, update = cast("tuple[set[object], _Update]", mark)
+        with self._lock:
+            # Calls that a program has begun since may have updated states that belong to later versions.
+            update = next((one for one in reversed(self._updates) if one.call in calls), update)
+            names = set(update.names)
+            shards = [shard for shard in self._index.shards if shard.name in names]
+        self._store.sync(shards)
+        return update.staged
+
+    def release_staged(self, staged: object) -> None:
+        """Forgets the updates before the saved one; see `StagedReleases.release_staged`."""
+        number = cast("Mapping[str, int]", staged)["next"]
+        with self._lock:
+            later = [one for one in self._updates[:-1] if one.next >= number]
+            self._updates = [*later, self._updates[-1]]
+
+    def restore(self, staged: object | None) -> None:
+        """Returns to the states of a version; see `StagedReleases.restore`."""
+        found = cast("Mapping[str, Any]", staged or {"shards": [], "next": 0})
+        index = ShardIndex(self._store.find(found["shards"]))
+        with self._lock:
+            self._index = index
+            self._updates = [_Update(None, found["shards"], found["next"])]
+
+    def keep(self, kept: Sequence[object]) -> None:
+        """Removes the states that no version has; see `StagedReleases.keep`."""
+        with self._lock:
+            names = {name for one in kept for name in cast("Mapping[str, Any]", one)["shards"]}
+            names.update(name for update in self._updates for name in update.names)
+            self._store.remove_others(names)
+
+    def close(self) -> None:
+        """Lets other runs use the folder. Idempotent. The state manager calls it when it is closed."""
+        self._store.close()
+
+    def __repr__(self) -> str:
+        return f"<ClientStates in {self._path or 'memory'}>"

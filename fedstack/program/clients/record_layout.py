@@ -1,0 +1,151 @@
+"""Lays a client's state out as a record of fixed size."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import StructType, TensorType, Type, infer_type
+from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path
+from fedstack.computations.values.columns import Column, RowsColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.deferred_column import Where
+from fedstack.computations.values.federated_values import column_from_values
+from fedstack.computations.values.tensor_values import read_only
+from fedstack.errors import InvalidValueError
+from fedstack.foundations.value_text import describe
+
+# Records and rows start at multiples of this number of bytes.
+_ALIGNMENT = 8
+# The bytes of a record per client, of shape [clients, bytes of a record]. NumPy would not copy bytes between fields.
+Records: TypeAlias = "NDArray[np.uint8]"
+
+
+@attrs.frozen(eq=False)
+class RecordLayout:
+    """The layout of the records of states.
+
+    Attributes:
+      state_type: The type of a state.
+      dtype: The dtype of a record, with a field for each tensor, in the order of the type.
+      fields: What tells layouts apart, as JSON: the path, the dtype and the shape of each tensor.
+    """
+
+    state_type: Type
+    dtype: "np.dtype[np.void]"
+    fields: Sequence[Sequence[Any]]
+
+    @classmethod
+    def of(cls, like: object) -> "RecordLayout":
+        """Returns the layout for states like an example, or of a type.
+
+        Raises:
+          InvalidValueError: If a value is neither a number nor an array of numbers.
+        """
+        state_type = like if isinstance(like, Type) else _type_of(like)
+        tensors = list(_tensors(state_type, ""))
+        if not tensors:
+            raise InvalidValueError("Expected at least one value in the state of a client, found none; pass an example")
+        offsets, size, formats, fields = list[int](), 0, list[Any](), list[Sequence[Any]]()
+        for path, tensor in tensors:
+            dtype, shape = tensor.dtype.newbyteorder("<"), tuple(cast("Sequence[int]", tensor.shape or ()))
+            offsets.append(size)
+            formats.append((dtype, shape))
+            fields.append([path, dtype.name if dtype.kind == "V" else dtype.str, list(shape)])
+            needed = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            size += needed + -needed % _ALIGNMENT
+        names = [str(place) for place in range(len(formats))]
+        layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": max(size, _ALIGNMENT)}
+        return cls(state_type, np.dtype(layout), fields)
+
+    def records(self, states: Sequence[object], where: Where) -> Records:
+        """Returns the records of states.
+
+        Args:
+          states: A state for each client.
+          where: Returns the path of the state at an index, for error messages.
+
+        Raises:
+          TypeMismatchError: If a state has another type.
+        """
+        records: NDArray[np.void] = np.zeros(len(states), self.dtype)
+        columns = _leaf_columns(column_from_values(states, self.state_type, where), self.state_type)
+        for name, column in zip(self.dtype.names or (), columns):
+            if isinstance(column, RowsColumn):
+                records[name] = column.values
+            else:
+                for row, value in enumerate(column.items()):
+                    records[name][row] = value
+        return records.view(np.uint8).reshape(len(states), self.dtype.itemsize)
+
+    def column(self, records: Records) -> Column:
+        """Returns the states of records. They may share their memory, which must not change afterwards."""
+        found = np.ascontiguousarray(records).view(self.dtype)[:, 0] if len(records) else np.empty(0, self.dtype)
+        return _column_of(self.state_type, iter([found[name] for name in self.dtype.names or ()]))
+
+    def empty(self, clients: int) -> Records:
+        """Returns records to write to, for a number of clients."""
+        return np.empty((clients, self.dtype.itemsize), np.uint8)
+
+    def check(self, fields: Sequence[Sequence[Any]], place: str) -> None:
+        """Checks that stored records have this layout.
+
+        Raises:
+          InvalidValueError: If they have another one.
+        """
+        if list(map(list, fields)) != list(map(list, self.fields)):
+            raise InvalidValueError(
+                f"Expected states of clients with {_shown(self.fields)} in {place}, found {_shown(fields)}; pass an "
+                "example of what is stored as like, or choose another folder"
+            )
+
+
+def _type_of(like: object) -> Type:
+    try:
+        found = infer_type(like)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise _no_state(like, "the top") from error
+    if not isinstance(found, Type):
+        raise _no_state(like, "the top")
+    return found
+
+
+def _no_state(found: object, path: str) -> InvalidValueError:
+    return InvalidValueError(
+        f"Expected numbers, arrays of numbers and structures of them as the state of a client, found {describe(found)} "
+        f"at {path}; convert it to an array of fixed shape"
+    )
+
+
+def _tensors(type_spec: Type, path: str) -> Iterator[tuple[str, TensorType]]:
+    """Yields the tensors of a type, each with its path."""
+    if isinstance(type_spec, StructType):
+        for index, (name, member) in enumerate(fields_of(type_spec)):
+            yield from _tensors(member, join_path(path, name, index).removeprefix("."))
+    elif isinstance(type_spec, TensorType) and not is_string(type_spec) and None not in (type_spec.shape or ()):
+        yield path, type_spec
+    else:
+        raise _no_state(type_spec, path or "the top")
+
+
+def _leaf_columns(column: Column, type_spec: Type) -> Iterator[Column]:
+    if isinstance(type_spec, StructType):
+        for index, (_, member) in enumerate(fields_of(type_spec)):
+            yield from _leaf_columns(column.field(index), member)
+    else:
+        yield column.here()
+
+
+def _column_of(type_spec: Type, leaves: "Iterator[NDArray[Any]]") -> Column:
+    if isinstance(type_spec, StructType):
+        fields = tuple(_column_of(member, leaves) for _, member in fields_of(type_spec))
+        return StructColumn(fields, len(fields[0]) if fields else 0)
+    values = next(leaves)
+    # NumPy may round in another way for arrays with other strides.
+    plain = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    return (ScalarColumn if is_scalar(cast(TensorType, type_spec)) else RowsColumn)(read_only(plain))
+
+
+def _shown(fields: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(f"{path or 'one value'} {np.dtype(dtype).name}{shape}" for path, dtype, shape in fields)

@@ -1,0 +1,143 @@
+"""The states of clients as they are in a version of a program's state."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.types.language import CLIENTS, FederatedType, Type
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.deferred_column import Elsewhere, Where
+from fedstack.computations.values.tensor_values import mismatch
+from fedstack.errors import TypeMismatchError
+from fedstack.foundations.value_text import describe
+from fedstack.program.clients.record_layout import RecordLayout, Records
+from fedstack.program.clients.shard_index import ShardIndex
+from fedstack.program.clients.state_shards import ClientId
+
+
+class SavedClientStates:
+    """A state for each client, which computations read. Returned by `ClientStates.at`.
+
+    Args:
+      layout: The layout of records.
+      first: The record of clients whose states have not been updated.
+      index: The records of the others.
+    """
+
+    def __init__(self, layout: RecordLayout, first: Records, index: ShardIndex) -> None:
+        self._layout = layout
+        self._first = first
+        self._index = index
+        self._lock = threading.Lock()
+
+    @property
+    def state_type(self) -> Type:
+        """The type of a client's state."""
+        return self._layout.state_type
+
+    @property
+    def federated_type(self) -> FederatedType:
+        """The type of what `select` returns: a state for each client."""
+        return FederatedType(self._layout.state_type, CLIENTS)
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        """The sorted ids of the clients whose states have been updated."""
+        with self._lock:
+            return sorted(self._index.client_ids, key=lambda one: (type(one).__name__, one))
+
+    def select(self, client_ids: Sequence[ClientId]) -> "list[ClientState]":
+        """Returns the states of clients, to be passed to computations, which read them where the clients run.
+
+        Args:
+          client_ids: The ids, which are strings, bytes or whole numbers. A client that is new has the first state.
+
+        Raises:
+          TypeMismatchError: If an id is of another type.
+        """
+        return [ClientState(self, client) for client in checked_ids(client_ids)]
+
+    def get(self, client_id: ClientId) -> object:
+        """Returns the state of a client.
+
+        Raises:
+          TypeMismatchError: If the id is of another type.
+          ProgramStateError: If the state cannot be read, or is damaged.
+        """
+        return to_result(self.column(checked_ids([client_id])).items()[0], self.state_type)
+
+    def column(self, client_ids: Sequence[ClientId]) -> Column:
+        """Returns the states of clients as the runtime stores them."""
+        with self._lock:
+            places = self._index.places(client_ids)
+        records = self._layout.empty(len(client_ids))
+        for shard, (some, rows) in places.items():
+            if shard is None:
+                records[some] = self._first[0]
+            elif len(places) == 1:
+                records = shard.read(rows)
+            else:
+                records[some] = shard.read(rows)
+        return self._layout.column(records)
+
+    def __repr__(self) -> str:
+        return f"<SavedClientStates of {len(self._index)} clients>"
+
+
+@attrs.frozen(eq=False)
+class ClientState(Elsewhere):
+    """The state of a client, which is read where the client runs.
+
+    Attributes:
+      states: The states of all clients.
+      client_id: The id of the client.
+    """
+
+    states: SavedClientStates
+    client_id: ClientId
+
+    @classmethod
+    def read(cls, found: Sequence["ClientState"], member: Type, where: Where) -> "Sequence[object] | Column":
+        """Reads the states of many clients."""
+        states = found[0].states
+        if all(one.states is states for one in found):
+            return states.column([one.client_id for one in found])
+        return [one.states.column([one.client_id]).items()[0] for one in found]
+
+    def check(self, member: Type, place: str) -> None:
+        """Checks that states have an expected type."""
+        if not member.is_assignable_from(self.states.state_type):
+            mismatch(member, f"the state of a client, {self.states.state_type}", place, "pass another `like`")
+
+    def __repr__(self) -> str:
+        return f"<ClientState of {self.client_id!r}>"
+
+
+def checked_ids(client_ids: Sequence[object]) -> list[ClientId]:
+    """Returns ids of clients as strings, bytes and whole numbers.
+
+    Raises:
+      TypeMismatchError: If an id is something else.
+    """
+    if isinstance(client_ids, (str, bytes, Mapping)) or not isinstance(cast(object, client_ids), Iterable):
+        raise TypeMismatchError(
+            f"Expected a list of client ids, found {describe(client_ids)}; put a single id into a list"
+        )
+    ids = list(client_ids)
+    if set(map(type, ids)) <= {str, int, bytes}:
+        return cast("list[ClientId]", ids)
+    return [_checked_id(one) for one in ids]
+
+
+def _checked_id(client_id: object) -> ClientId:
+    found: object = cast("np.generic[object]", client_id).item() if isinstance(client_id, np.generic) else client_id
+    if isinstance(found, (str, bytes, int)) and not isinstance(found, bool):
+        return str(found) if isinstance(found, str) else found
+    raise TypeMismatchError(
+        f"Expected strings, bytes and whole numbers as client ids, found "
+        f"{describe(cast(object, client_id))}; convert it"
+    )

@@ -1,0 +1,150 @@
+"""Stores of shards: a folder with a file for each, or memory."""
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fedstack.errors import ProgramStateError
+from fedstack.foundations.error_text import text_of
+from fedstack.foundations.synced_folders import sync_folder
+from fedstack.program.clients.record_layout import RecordLayout, Records
+from fedstack.program.clients.state_shards import ClientId, FileShard, MemoryShard, StateShard
+from fedstack.program.states.folder_lock import FolderLock
+
+_SUFFIX = ".states"
+# Files of large records have about this size, so that most of them end as a whole. Small records share one file.
+_FILE_BYTES, _LARGE_BYTES = 1 << 20, 1 << 16
+_MOST_BYTES = 1 << 28
+
+
+class ShardStore(Protocol):
+    """Where shards are. Their names are numbers that follow each other."""
+
+    def add(self, number: int, client_ids: Sequence[ClientId], records: Records) -> Sequence[StateShard]:
+        """Adds records as shards, of which the first has the given number.
+
+        Raises:
+          ProgramStateError: If they cannot be written.
+        """
+        ...
+
+    def find(self, names: Iterable[str]) -> Sequence[StateShard]:
+        """Returns shards by name.
+
+        Raises:
+          InvalidValueError: If records have another layout.
+          ProgramStateError: If a shard is missing or damaged.
+        """
+        ...
+
+    def sync(self, shards: Iterable[StateShard]) -> None:
+        """Makes shards survive a power failure.
+
+        Raises:
+          ProgramStateError: If the disk fails.
+        """
+        ...
+
+    def remove_others(self, names: Collection[str]) -> None:
+        """Removes all shards but those with the given names."""
+        ...
+
+    def close(self) -> None:
+        """Lets others use the store. Idempotent."""
+        ...
+
+
+class MemoryStore:
+    """Shards in memory, which exist as long as somebody has them. See `ShardStore`."""
+
+    def add(self, number: int, client_ids: Sequence[ClientId], records: Records) -> Sequence[StateShard]:
+        """Adds records; see `ShardStore.add`."""
+        return [MemoryShard(str(number), list(client_ids), records)]
+
+    def find(self, names: Iterable[str]) -> Sequence[StateShard]:
+        """Returns nothing: what was in memory does not outlive its owner."""
+        return []
+
+    def sync(self, shards: Iterable[StateShard]) -> None:
+        """Does nothing."""
+
+    def remove_others(self, names: Collection[str]) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class FolderStore:
+    """Shards in a folder, which one run at a time may use. See `ShardStore`.
+
+    Args:
+      folder: The folder, which is created when it is needed.
+      layout: The layout of the records.
+      run: The name of the run, which others are told that want to use the folder.
+    """
+
+    def __init__(self, folder: Path, layout: RecordLayout, run: str) -> None:
+        self._folder = folder
+        self._layout = layout
+        self._lock = FolderLock(folder, run)
+        self._unsynced: set[str] = set()
+
+    def take(self) -> None:
+        """Creates the folder, and takes its lock.
+
+        Raises:
+          ProgramStateError: If the folder cannot be written to, or another run uses it.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ProgramStateError(
+                f"Cannot create {self._folder}: {text_of(error)}; choose a folder that may be written to"
+            ) from error
+        self._lock.acquire()
+
+    def add(self, number: int, client_ids: Sequence[ClientId], records: Records) -> Sequence[StateShard]:
+        """Adds records; see `ShardStore.add`."""
+        self.take()
+        size = self._layout.dtype.itemsize
+        rows = max((_FILE_BYTES if size >= _LARGE_BYTES else _MOST_BYTES) // size, 1)
+        shards: list[StateShard] = []
+        for start in range(0, len(records), rows):
+            path = self._folder / f"{number + len(shards):08d}{_SUFFIX}"
+            some = slice(start, start + rows)
+            self._unsynced.add(path.name)
+            shards.append(FileShard.written(path, self._layout, list(client_ids[some]), records[some]))
+        return shards
+
+    def find(self, names: Iterable[str]) -> Sequence[StateShard]:
+        """Returns shards by name; see `ShardStore.find`."""
+        try:
+            return [FileShard.opened(self._folder / name, self._layout) for name in names]
+        except FileNotFoundError as error:
+            raise ProgramStateError(
+                f"Expected the clients' states that belong to the program's state, found no file {error.filename}; "
+                "restore it, or load an older version"
+            ) from error
+
+    def sync(self, shards: Iterable[StateShard]) -> None:
+        """Syncs shards and their names; see `ShardStore.sync`."""
+        new = [shard for shard in shards if isinstance(shard, FileShard) and shard.name in self._unsynced]
+        for shard in new:
+            shard.sync()
+        if new:
+            sync_folder(self._folder)
+        self._unsynced.difference_update(shard.name for shard in new)
+
+    def remove_others(self, names: Collection[str]) -> None:
+        """Removes all shards but those with the given names; see `ShardStore.remove_others`."""
+        old = [path for path in self._folder.glob(f"*{_SUFFIX}") if path.name not in names]
+        for path in old:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Lets other runs use the folder. Idempotent."""
+        self._lock.release()
+
+    def __repr__(self) -> str:
+        return str(self._folder)

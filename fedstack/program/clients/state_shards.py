@@ -1,0 +1,172 @@
+"""Shards of clients' states, which are written once and never changed.
+
+The header of a shard's file has the layout of its records and the ids of its clients; the contents are the CRC-32 of
+each record, as `<u4`, and the records, from the next multiple of 64 bytes. A record is read alone.
+"""
+
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.errors import ProgramStateError
+from fedstack.foundations.error_text import text_of
+from fedstack.program.clients.record_layout import RecordLayout, Records
+from fedstack.program.states.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
+
+ClientId: TypeAlias = "str | bytes | int"
+_KIND = FileKind(b"FEDCLNTS", 1, "file of clients' states")
+# Smaller records are read through a mapping, which saves a call of the system for each.
+_MAPPED_BYTES = 1 << 16
+
+
+class StateShard(Protocol):
+    """The states that some clients had after a round."""
+
+    @property
+    def name(self) -> str:
+        """What names the shard in its store."""
+        ...
+
+    @property
+    def client_ids(self) -> Sequence[ClientId]:
+        """The clients, in the order of their records."""
+        ...
+
+    def read(self, rows: "NDArray[np.intp]") -> Records:
+        """Returns some records, in the order of `rows`.
+
+        Raises:
+          ProgramStateError: If a record cannot be read, or is damaged.
+        """
+        ...
+
+
+@attrs.frozen(eq=False)
+class MemoryShard:
+    """A shard in memory. See `StateShard`.
+
+    Attributes:
+      name: See `StateShard`.
+      client_ids: See `StateShard`.
+      records: The record of each client.
+    """
+
+    name: str
+    client_ids: Sequence[ClientId]
+    records: Records
+
+    def read(self, rows: "NDArray[np.intp]") -> Records:
+        """Returns some records; see `StateShard.read`."""
+        return self.records[rows]
+
+
+@attrs.frozen(eq=False)
+class FileShard:
+    """A shard in a file. See `StateShard`.
+
+    Attributes:
+      path: The path of the file.
+      client_ids: See `StateShard`.
+      size: The size of a record in bytes.
+      crcs: The CRC-32 of each record.
+      start: The position of the first record in the file.
+    """
+
+    path: Path
+    client_ids: Sequence[ClientId]
+    size: int
+    crcs: Sequence[int]
+    start: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.path.name
+
+    @classmethod
+    def written(cls, path: Path, layout: RecordLayout, client_ids: Sequence[ClientId], records: Records) -> "FileShard":
+        """Writes a shard, which may be lost in a power failure until `sync` has returned.
+
+        Raises:
+          ProgramStateError: If the file cannot be written. Then it does not exist.
+        """
+        head = _KIND.head({"fields": layout.fields, "clients": [_as_json(one) for one in client_ids]})
+        crcs = [zlib.crc32(records[row]) for row in range(len(records))]
+        checks = np.array(crcs, "<u4").tobytes()
+        padding = bytes(-len(checks) % ALIGNMENT)
+        try:
+            with removed_on_error(path), open(path, "wb", buffering=0) as file:
+                write_parts(
+                    file, [head, checks, padding, memoryview(cast(Any, np.ascontiguousarray(records).reshape(-1)))]
+                )
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        return cls(path, client_ids, layout.dtype.itemsize, crcs, len(head) + len(checks) + len(padding))
+
+    @classmethod
+    def opened(cls, path: Path, layout: RecordLayout) -> "FileShard":
+        """Returns the shard that a file has.
+
+        Raises:
+          FileNotFoundError: If the file does not exist.
+          InvalidValueError: If its records have another layout.
+          ProgramStateError: If it is damaged, of another kind or of a newer format.
+        """
+        with _KIND.open(path) as (file, fields):
+            layout.check(fields["fields"], str(path))
+            ids = [_from_json(one) for one in fields["clients"]]
+            checks = file.read(4 * len(ids))
+            start = file.tell() + -len(checks) % ALIGNMENT
+            if os.fstat(file.fileno()).st_size != start + layout.dtype.itemsize * len(ids):
+                raise _KIND.damaged(path, "its end")
+        return cls(path, ids, layout.dtype.itemsize, cast("list[int]", np.frombuffer(checks, "<u4").tolist()), start)
+
+    def sync(self) -> None:
+        """Makes the content of the file survive a power failure, but not yet its name.
+
+        Raises:
+          ProgramStateError: If the disk fails.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def read(self, rows: "NDArray[np.intp]") -> Records:
+        """Returns some records; see `StateShard.read`."""
+        try:
+            found = self._read(rows)
+        except OSError as error:
+            raise ProgramStateError(f"Cannot read {self.path}: {text_of(error)}; check the disk") from error
+        for record, row in zip(found, cast("list[int]", rows.tolist())):
+            if zlib.crc32(record) != self.crcs[row]:
+                raise _KIND.damaged(self.path, f"the state of the client {self.client_ids[row]!r}")
+        return found
+
+    def _read(self, rows: "NDArray[np.intp]") -> Records:
+        with open(self.path, "rb", buffering=0) as file:
+            if self.size < _MAPPED_BYTES:
+                mapped = np.memmap(file, np.uint8, "r", self.start, (len(self.client_ids), self.size))
+                return np.asarray(mapped[rows])
+            found: Records = np.empty((len(rows), self.size), np.uint8)
+            for record, row in zip(found, cast("list[int]", rows.tolist())):
+                file.seek(self.start + row * self.size)
+                content, done = memoryview(record), 0
+                while done < self.size and (count := file.readinto(content[done:])):
+                    done += count
+            return found
+
+
+def _as_json(client_id: ClientId) -> object:
+    return {"hex": client_id.hex()} if isinstance(client_id, bytes) else client_id
+
+
+def _from_json(found: Any) -> ClientId:
+    return bytes.fromhex(cast("dict[str, str]", found)["hex"]) if isinstance(found, dict) else found

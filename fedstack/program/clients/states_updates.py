@@ -1,0 +1,160 @@
+"""Finds out which states of clients a call of a program reads and updates."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import attrs
+
+from fedstack.computations.types.language import (
+    FederatedType,
+    FunctionType,
+    Struct,
+    StructType,
+    Type,
+    contains_only_server_placed_data,
+    struct_elements,
+)
+from fedstack.computations.types.type_structure import fields_of, is_client_valued
+from fedstack.errors import InvalidComputationError
+from fedstack.program.clients.client_states import ClientStates
+from fedstack.program.clients.saved_client_states import ClientState, SavedClientStates
+from fedstack.program.clients.state_shards import ClientId
+from fedstack.program.value_reference import Path, part_of
+
+
+@attrs.frozen(eq=False)
+class StatesUpdate:
+    """An update of clients' states by a part of a call's result.
+
+    Attributes:
+      states: The states; `None` if the call has no clients.
+      client_ids: The clients of the call, in their order.
+      path: What leads to the part.
+    """
+
+    states: ClientStates | None
+    client_ids: Sequence[ClientId]
+    path: Path
+
+    def apply(self, call: object, result: object) -> int:
+        """Updates the states, and returns for how many clients."""
+        if self.states is None:
+            return 0
+        return self.states.update_after(call, self.client_ids, cast("Sequence[object]", part_of(result, self.path)))
+
+
+def updates_of(arg: object, parameter: Type | None, result: Type) -> list[StatesUpdate]:
+    """Returns how a call updates clients' states.
+
+    Args:
+      arg: The argument of the call.
+      parameter: Its type.
+      result: The type of the call's result.
+
+    Raises:
+      InvalidComputationError: If a part of the result is placed at clients, and is not a state of clients whose states
+        are in the argument; or if it may be that of several.
+    """
+    if isinstance(result, FunctionType) or contains_only_server_placed_data(result):
+        if isinstance(result, FunctionType):
+            raise _not_seen(result)
+        return []
+    clients = list(_clients_in(arg, parameter))
+    given = [found for value, member in clients for found in _given(value, member)]
+    updates = list[StatesUpdate]()
+    for path, member in _client_parts(result, ()):
+        fitting = [one for one in given if one[0].state_type.is_assignable_from(member)]
+        if len(fitting) > 1 or any(update.states is fitting[0][0] for update in updates if fitting and update.states):
+            raise InvalidComputationError(
+                f"Expected one kind of clients' states with the type {member} in the argument of a computation that "
+                f"returns such values once, found more; return one structure with all of a client's states, and pass "
+                "an example of it as like"
+            )
+        if fitting:
+            states, ids = fitting[0]
+            updates.append(StatesUpdate(states, ids, path))
+        elif clients and not any(len(value) for value, _ in clients):
+            updates.append(StatesUpdate(None, [], path))
+        else:
+            raise _not_seen(result)
+    return updates
+
+
+def states_in(arg: object, parameter: Type | None) -> list[SavedClientStates]:
+    """Returns the states of clients of which an argument has some."""
+    clients = _clients_in(arg, parameter)
+    return list(dict.fromkeys(states for value, member in clients for states in _owners(value, member)))
+
+
+def members_of(value: object, struct: StructType) -> Sequence[object]:
+    """Returns the members of an argument, in the order of its type."""
+    if isinstance(value, Struct):
+        return [member for _, member in struct_elements(value)]
+    if isinstance(value, dict):
+        return [cast("dict[str | None, object]", value)[name] for name, _ in fields_of(struct)]
+    return cast("Sequence[object]", value)
+
+
+def _not_seen(result: Type) -> InvalidComputationError:
+    return InvalidComputationError(
+        f"Expected a computation whose result is placed at the server, or not placed, found the result {result}; a "
+        "program does not see clients' values: aggregate them, pass the clients' states (`ClientStates.select`) that "
+        "they update, or call the computation outside of the program"
+    )
+
+
+def _clients_in(arg: object, type_spec: Type | None) -> "Iterator[tuple[Sequence[object], Type]]":
+    """Yields the values of clients in an argument, with the type of each value."""
+    if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
+        yield cast("Sequence[object]", arg), type_spec.member
+    elif isinstance(type_spec, StructType) and isinstance(arg, (Struct, dict, list, tuple)):
+        for member, (_, member_type) in zip(members_of(cast(Any, arg), type_spec), fields_of(type_spec)):
+            yield from _clients_in(member, member_type)
+
+
+def _client_parts(type_spec: Type, path: Path) -> Iterator[tuple[Path, Type]]:
+    """Yields the parts of a result that are placed at clients, with what leads to them and the type of each value."""
+    if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
+        yield path, type_spec.member
+    elif isinstance(type_spec, StructType):
+        for index, (name, member) in enumerate(fields_of(type_spec)):
+            yield from _client_parts(member, (*path, index if name is None else name))
+
+
+def _owners(values: Sequence[object], member: Type) -> Iterator[SavedClientStates]:
+    """Yields the states of which the first client has one: all clients have values of the same structure."""
+    if not isinstance(values, (list, tuple)) or not values:
+        return
+    for path in _paths(values[0], member):
+        yield cast(ClientState, _at(values[0], path)).states
+
+
+def _given(values: Sequence[object], member: Type) -> Iterator[tuple[ClientStates, Sequence[ClientId]]]:
+    """Yields the states that can be updated of which each client has one, with the ids of the clients."""
+    if not isinstance(values, (list, tuple)) or not values:
+        return
+    for path in _paths(values[0], member):
+        found = [_at(value, path) for value in values]
+        states = cast(ClientState, found[0]).states
+        if isinstance(states, ClientStates):
+            if not all(isinstance(one, ClientState) and one.states is states for one in found):
+                raise InvalidComputationError(
+                    "Expected states of one kind for all clients, found others; pass states.select(ids) for all clients"
+                )
+            yield states, [cast(ClientState, one).client_id for one in found]
+
+
+def _paths(value: object, member: Type) -> Iterator[Path]:
+    if isinstance(value, ClientState):
+        yield ()
+    elif isinstance(member, StructType) and isinstance(value, (Struct, dict, list, tuple)):
+        for index, (name, field) in enumerate(fields_of(member)):
+            step = name if isinstance(value, dict) and name is not None else index
+            for path in _paths(members_of(cast(Any, value), member)[index], field):
+                yield (step, *path)
+
+
+def _at(value: object, path: Path) -> object:
+    for step in path:
+        value = cast(Any, value)[step]
+    return value

@@ -1,0 +1,50 @@
+"""What becomes visible together with the next state of a program."""
+
+from collections.abc import Sequence
+
+
+class StagedReleases:
+    """The base class of what is a part of a program's states; see `FileProgramStateManager.release_with`.
+
+    The methods run on any thread, but not at the same time, except for `mark`, which runs where `save` is called.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the releases, which stays the same in later processes."""
+        raise NotImplementedError
+
+    def mark(self, values: Sequence[object]) -> object:
+        """Returns what `staged` has to know about the moment at which a state is passed to `save`.
+
+        Args:
+          values: The values of the state, some of which may be references to results of calls that run.
+        """
+        return None
+
+    def staged(self, mark: object) -> object:
+        """Returns what is released with the state, as JSON.
+
+        Args:
+          mark: What `mark` has returned.
+        """
+        raise NotImplementedError
+
+    def release_staged(self, staged: object) -> None:
+        """Releases what `staged` has returned, once the state is saved."""
+        raise NotImplementedError
+
+    def restore(self, staged: object | None) -> None:
+        """Continues from the state that was saved with what `staged` has returned; `None` if there is no state."""
+        if staged is not None:
+            self.release_staged(staged)
+
+    def keep(self, kept: Sequence[object]) -> None:
+        """Removes what is of no use to any version that is kept.
+
+        Args:
+          kept: What `staged` has returned for each of them.
+        """
+
+    def close(self) -> None:
+        """Lets other runs use what belongs to the releases. Idempotent."""

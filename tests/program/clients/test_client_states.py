@@ -1,0 +1,337 @@
+"""The states of clients: read, updated, saved with the state of a program, and removed with its last version."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import federated_language as fl
+import ml_dtypes
+import numpy as np
+import pytest
+from example_counts import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedstack
+from fedstack import ClientStates
+from fedstack.errors import InvalidComputationError, InvalidValueError, ProgramStateError, TypeMismatchError
+from fedstack.program import FederatedContext, FileProgramStateManager
+
+CONTROL = fl.TensorType(np.float32, [3])
+FIRST = np.zeros(3, np.float32)
+
+
+@fedstack.python_computation([CONTROL, np.float32], CONTROL)
+def moved(control, x):
+    if x < 0:
+        raise ValueError("no")
+    return control + x
+
+
+@fl.federated_computation(fl.FederatedType(CONTROL, fl.CLIENTS), fl.FederatedType(np.float32, fl.CLIENTS))
+def step(controls, xs):
+    changed = fl.federated_map(moved, (controls, xs))
+    return fl.federated_sum(changed), changed
+
+
+def in_folder(folder: Path, like: object = FIRST, **options) -> tuple[FileProgramStateManager, ClientStates]:
+    manager = FileProgramStateManager(folder / "program", **options)
+    return manager, ClientStates(folder / "controls", like=like, state_manager=manager)
+
+
+def saved(folder: Path, rounds: int, **options) -> None:
+    """Adds the number of the round to the states of two of three clients in each round."""
+    manager, states = in_folder(folder, **options)
+    _, last = asyncio.run(manager.load_latest(0))
+    for number in range(last + 1, rounds + 1):
+        ids = [f"client {(number + place) % 3}" for place in range(2)]
+        states.update(ids, [state + np.float32(number) for state in map(states.get, ids)])
+        asyncio.run(manager.save(number, number))
+    manager.close()
+
+
+def expected(rounds: int) -> dict[str, float]:
+    found = dict.fromkeys([f"client {number}" for number in range(3)], 0.0)
+    for number in range(1, rounds + 1):
+        for place in range(2):
+            found[f"client {(number + place) % 3}"] += number
+    return found
+
+
+def found(states) -> dict[str, float]:
+    return {f"client {number}": float(np.asarray(states.get(f"client {number}"))[0]) for number in range(3)}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "controls").glob("*.states"))
+
+
+def test_a_client_has_the_first_state_until_it_is_updated() -> None:
+    states = ClientStates(like=FIRST)
+    states.update(["a"], [np.float32([1, 2, 3])])
+    assert np.array_equal(states.get("a"), [1, 2, 3])
+    assert np.array_equal(states.get("b"), [0, 0, 0])
+    assert states.client_ids == ["a"]
+
+
+def test_a_computation_reads_states_and_its_results_update_them() -> None:
+    states = ClientStates(like=FIRST)
+    with fedstack.create_sync_local_execution_context():
+        for _ in range(3):
+            total, changed = step(states.select(["a", "b"]), [1.0, 2.0])
+            states.update(["a", "b"], changed)
+    assert np.array_equal(total, [9, 9, 9])
+    assert (states.get("a")[0], states.get("b")[0]) == (3.0, 6.0)
+
+
+def test_a_client_that_failed_keeps_its_state() -> None:
+    states = ClientStates(like=FIRST)
+    states.update(["bad"], [np.full(3, 5, np.float32)])
+    with fedstack.create_sync_local_execution_context(client_failures=fedstack.ClientFailures(tolerate=1)):
+        _, changed = step(states.select(["a", "bad"]), [1.0, -1.0])
+    states.update(["a", "bad"], changed)
+    assert (states.get("a")[0], states.get("bad")[0]) == (1.0, 5.0)
+
+
+def test_states_are_members_of_what_clients_have() -> None:
+    both = fl.to_type({"state": CONTROL, "x": np.float32})
+
+    @fedstack.python_computation([both], CONTROL)
+    def from_both(one):
+        return one["state"] + one["x"]
+
+    @fl.federated_computation(fl.FederatedType(both, fl.CLIENTS))
+    def run(ones):
+        return fl.federated_map(from_both, ones)
+
+    states = ClientStates(like=FIRST)
+    states.update(["b"], [np.float32([1, 1, 1])])
+    with fedstack.create_sync_local_execution_context():
+        found = run([{"state": s, "x": 1.0} for s in states.select(["a", "b"])])
+    assert [row[0] for row in found] == [1.0, 2.0]
+
+
+def test_saved_states_come_back_with_the_state_of_the_program(tmp_path: Path) -> None:
+    saved(tmp_path, 4)
+    manager, states = in_folder(tmp_path)
+    assert found(states) == expected(0), "nothing is loaded yet"
+    assert asyncio.run(manager.load_latest(0)) == (4, 4)
+    assert found(states) == expected(4)
+
+
+def test_states_that_were_not_saved_are_forgotten_and_their_files_removed(tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    before = names(tmp_path)
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    states.update(["client 0"], [np.full(3, 99, np.float32)])
+    assert states.get("client 0")[0] == 99.0, "calls of the same round read it"
+    assert len(names(tmp_path)) > len(before)
+    manager.close()
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    assert found(states) == expected(2)
+    assert names(tmp_path) == before
+
+
+def test_each_version_that_is_kept_has_its_states(tmp_path: Path) -> None:
+    saved(tmp_path, 9, keep_total=3)
+    manager, states = in_folder(tmp_path, keep_total=3)
+    asyncio.run(manager.load_latest(0))
+    assert asyncio.run(manager.get_versions()) == [1, 8, 9]
+    for version in (1, 8, 9):
+        assert found(asyncio.run(states.at(version))) == expected(version)
+    with pytest.raises(fl.program.ProgramStateNotFoundError):
+        asyncio.run(states.at(5))
+    of_kept = {
+        name for version in (1, 8, 9) for name in asyncio.run(manager.releases_of(version, "controls"))["shards"]
+    }
+    assert names(tmp_path) == sorted(of_kept)
+
+
+def test_a_damaged_newest_version_takes_its_states_with_it(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    path = tmp_path / "program" / "program_state_3"
+    path.write_bytes(path.read_bytes()[:-1])
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load_latest(0)) == (2, 2)
+    assert found(states) == expected(2)
+
+
+def test_a_damaged_or_missing_state_is_named(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    (path,) = (tmp_path / "controls").glob("*.states")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    assert states.get("client 1")[0] == 1.0, "other clients' states are as they were"
+    with pytest.raises(ProgramStateError, match="the state of the client 'client 2' is damaged"):
+        states.get("client 2")
+    manager.close()
+    path.unlink()
+    manager, states = in_folder(tmp_path)
+    with pytest.raises(ProgramStateError, match=f"found no file .*{path.name}"):
+        asyncio.run(manager.load_latest(0))
+
+
+def test_states_of_another_structure_are_refused_with_both(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    manager, _ = in_folder(tmp_path, like=np.zeros(4, np.float32))
+    with pytest.raises(InvalidValueError, match=r"one value float32\[4\].*found one value float32\[3\]"):
+        asyncio.run(manager.load_latest(0))
+
+
+def test_a_second_run_is_refused(tmp_path: Path) -> None:
+    _, states = in_folder(tmp_path)
+    states.update(["a"], [FIRST])
+    other = FileProgramStateManager(tmp_path / "other")
+    with pytest.raises(ProgramStateError, match="uses it"):
+        ClientStates(tmp_path / "controls", like=FIRST, state_manager=other).update(["a"], [FIRST])
+
+
+def test_ids_may_be_anything_that_names_a_client(tmp_path: Path) -> None:
+    ids = ["../../etc/passwd", "", "ü\n", b"\xff\x00", 7, -(2**70), "7"]
+    manager, states = in_folder(tmp_path)
+    states.update([*ids[:-1], np.str_("7")], [np.full(3, place, np.float32) for place in range(len(ids))])
+    asyncio.run(manager.save(0, 1))
+    manager.close()
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    assert [states.get(one)[0] for one in ids] == list(range(len(ids)))
+    assert states.get(np.int64(7))[0] == 4.0
+    assert sorted(map(str, states.client_ids)) == sorted(map(str, ids))
+
+
+@pytest.mark.parametrize("wrong", [1.5, None, True, ("a",), ["a"]])
+def test_what_cannot_be_an_id_is_named(wrong) -> None:
+    with pytest.raises(TypeMismatchError, match="as client ids, found"):
+        ClientStates(like=FIRST).select(["a", wrong])
+
+
+@pytest.mark.parametrize("like", ["text", {"a": "text"}, object(), {}, None, [np.array(["a"])]])
+def test_what_cannot_be_a_state_is_named(like) -> None:
+    with pytest.raises(InvalidValueError, match="state of a client"):
+        ClientStates(like=like)
+
+
+def test_a_state_that_is_not_like_the_first_is_named_with_its_client() -> None:
+    states = ClientStates(like={"a": FIRST, "b": 1.0})
+    with pytest.raises(TypeMismatchError, match="the state of the client 'y'"):
+        states.update(["x", "y"], [{"a": FIRST, "b": 2.0}, {"a": np.zeros(4, np.float32), "b": 2.0}])
+    assert states.client_ids == []
+    with pytest.raises(InvalidValueError, match="found 'x' twice"):
+        states.update(["x", "x"], [{"a": FIRST, "b": 2.0}] * 2)
+    with pytest.raises(InvalidValueError, match="a state for each of 2 clients, found 1"):
+        states.update(["x", "y"], [{"a": FIRST, "b": 2.0}])
+
+
+def test_a_folder_that_cannot_be_written_to_leaves_the_states(tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    (tmp_path / "controls" / f"{2:08d}.states").mkdir()
+    with pytest.raises(ProgramStateError, match="Cannot write"):
+        states.update(["client 0"], [FIRST])
+    assert found(states) == expected(2)
+
+
+STATES = st.sampled_from(
+    [
+        np.float32(1.5),
+        np.zeros((2, 3), np.float64),
+        {"b": np.zeros(2, np.int8), "a": (np.float32(0), [np.zeros((2, 1), bool)])},
+        {"w": np.zeros(3, ml_dtypes.bfloat16), "n": np.int64(3), "c": np.zeros(2, np.complex64)},
+        (np.zeros((0, 3), np.float32), np.uint8(1)),
+    ]
+)
+
+
+@settings(max_examples=examples(60))
+@given(STATES, st.lists(st.sets(st.integers(0, 12), max_size=8), max_size=30), st.integers(0, 10**6))
+def test_any_states_come_back_in_their_bits(tmp_path_factory, like, rounds, seed) -> None:
+    """Compares with a dictionary, over many rounds, so that shards are copied and dropped."""
+    chance = np.random.default_rng(seed)
+    folder = tmp_path_factory.mktemp("states")
+    layout = ClientStates(like=like)._layout
+    known: dict[int, bytes] = {}
+    manager, states = in_folder(folder, like=like, keep_total=1, keep_first=False)
+    for number, clients in enumerate(rounds, 1):
+        records = np.frombuffer(chance.bytes(layout.dtype.itemsize * len(clients)), np.uint8).copy()
+        if "bool" in str(layout.dtype):
+            records &= 1
+        drawn = layout.column(records.reshape(len(clients), layout.dtype.itemsize)).items()
+        values = [fedstack.computations.values.containers.to_result(one, states.state_type) for one in drawn]
+        states.update(sorted(clients), values)
+        known.update(zip(sorted(clients), [layout.records([one], str).tobytes() for one in values]))
+        asyncio.run(manager.save(0, number))
+        if chance.random() < 0.2:
+            manager.close()
+            manager, states = in_folder(folder, like=like, keep_total=1, keep_first=False)
+            asyncio.run(manager.load_latest(0))
+        assert states.client_ids == sorted(known)
+        for client, content in known.items():
+            assert layout.records([states.get(client)], str).tobytes() == content
+    manager.close()
+
+
+def test_rounds_of_the_same_clients_leave_little_behind(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    manager, states = in_folder(tmp_path, like=np.zeros(1000, np.float32), keep_total=1, keep_first=False)
+    for number in range(1, 60):
+        clients = chance.sample(range(100), 10)
+        states.update(clients, [np.full(1000, number, np.float32)] * 10)
+        asyncio.run(manager.save(0, number))
+    size = sum(path.stat().st_size for path in (tmp_path / "controls").glob("*.states"))
+    assert size < 4 * 100 * 4000
+
+
+@pytest.fixture
+def in_program() -> None:
+    before = fl.framework.get_context_stack().current
+    fl.framework.set_default_context(FederatedContext(fedstack.create_async_local_execution_context()))
+    yield
+    fl.framework.set_default_context(before)
+
+
+def test_a_program_updates_states_in_the_order_of_its_calls(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path, keep_total=0)
+        await manager.load_latest([FIRST])
+        saves = []
+        for number in range(1, 6):  # the calls and saves of all rounds are begun before any of them has ended
+            total, count = step(states.select(["a", "b"]), [1.0, float(number)])
+            saves.append(asyncio.create_task(manager.save([total, count], number)))
+        for save in saves:
+            await save
+        for number in range(1, 6):
+            version = await states.at(number)
+            assert (version.get("a")[0], version.get("b")[0]) == (number, number * (number + 1) / 2)
+            (total, count) = await manager.load(number, [FIRST, 0])
+            assert (total[0], count) == (number + number * (number + 1) / 2, 2)
+
+    asyncio.run(run())
+
+
+def test_a_program_with_failing_clients_keeps_their_states(tmp_path: Path) -> None:
+    async def run() -> None:
+        context = fedstack.create_async_local_execution_context(client_failures=fedstack.ClientFailures(tolerate=2))
+        with fl.framework.get_context_stack().install(FederatedContext(context)):
+            states = ClientStates(like=FIRST)
+            _, count = step(states.select(["a", "bad", "c"]), [1.0, -1.0, 2.0])
+            assert await count.get_value() == 2
+            assert states.client_ids == ["a", "c"]
+
+    asyncio.run(run())
+
+
+def test_values_of_clients_that_are_no_states_are_refused_in_a_program(in_program) -> None:
+    async def run() -> None:
+        with pytest.raises(InvalidComputationError, match="pass the clients' states"):
+            step([FIRST, FIRST], [1.0, 1.0])
+        states = ClientStates(like=FIRST)
+        with pytest.raises(InvalidComputationError, match="one kind for all clients"):
+            step([*states.select(["a"]), FIRST], [1.0, 1.0])
+
+    asyncio.run(run())
