@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary, WeakSet
 
 import attrs
 
@@ -15,7 +16,7 @@ from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.saved_client_states import SavedClientStates, checked_ids
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
-from fedstack.program.clients.state_shards import ClientId
+from fedstack.program.clients.state_shards import ClientId, StateShard
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.value_reference import ValueReference
@@ -23,21 +24,20 @@ from fedstack.program.value_reference import ValueReference
 
 @attrs.frozen(eq=False)
 class _Update:
-    """The states as they were after a call.
+    """The states as they were after an update.
 
     Attributes:
-      call: The call, an `asyncio.Task`; `None` if the states were not updated by a call of a program.
-      names: The names of the shards.
+      shards: The shards that have them.
       next: The number of the next shard.
     """
 
-    call: object
-    names: Sequence[str]
+    shards: Sequence[StateShard]
     next: int
 
     @property
     def staged(self) -> dict[str, object]:
-        return {"shards": list(self.names), "next": self.next}
+        """What finds the states again, as JSON."""
+        return {"shards": [shard.name for shard in self.shards], "next": self.next}
 
 
 class ClientStates(SavedClientStates, StagedReleases):
@@ -92,8 +92,11 @@ class ClientStates(SavedClientStates, StagedReleases):
         run = Path(sys.argv[0] or "python").name
         self._store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
         self._name = name or (self._path.name if self._path is not None else "states")
-        # The last update, and those before it that may still be saved alone.
-        self._updates = [_Update(None, [], 0)]
+        self._last = _Update([], 0)
+        # All updates that are of use to somebody, such as a save that has not ended.
+        self._updates = WeakSet([self._last])
+        # The updates by calls of a program, which may be saved after later calls have updated the states again.
+        self._by_calls: WeakKeyDictionary[object, _Update] = WeakKeyDictionary()
         self._manager = state_manager
         if state_manager is not None:
             state_manager.release_with(self)
@@ -152,20 +155,18 @@ class ClientStates(SavedClientStates, StagedReleases):
             [states[place] for place in places], lambda index: f"the state of the client {ids[places[index]]!r}"
         )
         with self._lock:
-            last = self._updates[-1]
-            number = last.next
-            shards = list(self._store.add(number, [ids[place] for place in places], records)) if places else []
+            shards = list(self._store.add(self._last.next, [ids[one] for one in places], records)) if places else []
             for shard in shards:
                 self._index.add(shard)
             if few := self._index.worth_copying():
-                copies = self._store.add(number + len(shards), few, self._copied(few))
+                copies = self._store.add(self._last.next + len(shards), few, self._copied(few))
                 for shard in copies:
                     self._index.add(shard)
                 shards += copies
-            names = [shard.name for shard in self._index.shards]
-            self._updates.append(_Update(call, names, number + len(shards)))
-            if self._manager is None:
-                del self._updates[:-1]
+            self._last = _Update(self._index.shards, self._last.next + len(shards))
+            self._updates.add(self._last)
+            if call is not None:
+                self._by_calls[call] = self._last
         return len(places)
 
     def _copied(self, client_ids: Sequence[ClientId]) -> Records:
@@ -181,39 +182,37 @@ class ClientStates(SavedClientStates, StagedReleases):
         """Returns which updates belong to a state; see `StagedReleases.mark`."""
         calls = {value.call for value in values if isinstance(value, ValueReference)}
         with self._lock:
-            return calls, self._updates[-1]
+            return calls, self._last
 
     def staged(self, mark: object) -> object:
         """Writes the states of a version, and returns where they are; see `StagedReleases.staged`."""
         calls, update = cast("tuple[set[object], _Update]", mark)
         with self._lock:
             # Calls that a program has begun since may have updated states that belong to later versions.
-            update = next((one for one in reversed(self._updates) if one.call in calls), update)
-            names = set(update.names)
-            shards = [shard for shard in self._index.shards if shard.name in names]
-        self._store.sync(shards)
+            found = [one for call in calls if (one := self._by_calls.get(call)) is not None]
+        update = max(found, key=lambda one: one.next, default=update)
+        self._store.sync(update.shards)
         return update.staged
 
     def release_staged(self, staged: object) -> None:
-        """Forgets the updates before the saved one; see `StagedReleases.release_staged`."""
-        number = cast("Mapping[str, int]", staged)["next"]
-        with self._lock:
-            later = [one for one in self._updates[:-1] if one.next >= number]
-            self._updates = [*later, self._updates[-1]]
+        """Does nothing: the states are in use since they were updated."""
 
     def restore(self, staged: object | None) -> None:
         """Returns to the states of a version; see `StagedReleases.restore`."""
         found = cast("Mapping[str, Any]", staged or {"shards": [], "next": 0})
-        index = ShardIndex(self._store.find(found["shards"]))
+        shards = self._store.find(found["shards"])
         with self._lock:
-            self._index = index
-            self._updates = [_Update(None, found["shards"], found["next"])]
+            self._index = ShardIndex(shards)
+            self._last = _Update(shards, found["next"])
+            self._updates.add(self._last)
+            self._by_calls.clear()
 
     def keep(self, kept: Sequence[object]) -> None:
         """Removes the states that no version has; see `StagedReleases.keep`."""
         with self._lock:
             names = {name for one in kept for name in cast("Mapping[str, Any]", one)["shards"]}
-            names.update(name for update in self._updates for name in update.names)
+            for update in self._updates:
+                names.update(shard.name for shard in update.shards)
             self._store.remove_others(names)
 
     def close(self) -> None:
