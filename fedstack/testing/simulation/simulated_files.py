@@ -15,7 +15,7 @@ class SimulatedFiles:
     """The files of a folder. Content is safe once its file has been synced, and a name once the folder has been synced.
 
     Args:
-      folder: The folder. It need not exist yet.
+      folder: The folder, without those in it. It need not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +34,7 @@ class SimulatedFiles:
 
         def fsync(descriptor: int) -> None:
             before_sync()
-            self._synced(os.fstat(descriptor))
+            self.note_sync(descriptor)
 
         real, os.fsync = os.fsync, fsync
         try:
@@ -42,9 +42,11 @@ class SimulatedFiles:
         finally:
             os.fsync = real
 
-    def _synced(self, found: os.stat_result) -> None:
+    def note_sync(self, descriptor: int) -> None:
+        """Makes what an open file or folder has now safe; for callers that replace `os.fsync` themselves."""
+        found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
-            if os.path.samestat(found, self._folder.stat()):
+            if self._folder.exists() and os.path.samestat(found, self._folder.stat()):
                 self._names = self._found()
         else:
             for name, file in self._found().items():
@@ -74,7 +76,7 @@ class SimulatedFiles:
         if not self._folder.exists():
             return {}
         with os.scandir(self._folder) as entries:
-            return {entry.name: entry.inode() for entry in entries}
+            return {entry.name: entry.inode() for entry in entries if entry.is_file()}
 
     def __repr__(self) -> str:
         return f"<SimulatedFiles in {self._folder}>"
