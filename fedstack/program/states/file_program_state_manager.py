@@ -5,9 +5,11 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import CoroutineType
 from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from fedstack.computations.types.language import (
     ProgramStateExistsError,
@@ -21,7 +23,7 @@ from fedstack.foundations.number_checks import check_bool, check_whole_number, c
 from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.state_file import DamagedStateError, SavedState, read_state, write_state
-from fedstack.program.states.state_structure import Migrate, named_values, restored
+from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -36,8 +38,17 @@ class StagedReleases(Protocol):
         """The name of the releases, which stays the same in later processes."""
         ...
 
-    def staged(self) -> object:
-        """Returns what is released with the next state, as JSON."""
+    def calls(self) -> int:
+        """Returns how many releases have been called for."""
+        ...
+
+    def staged(self, calls: int, caller: "asyncio.Task[Any] | None") -> Callable[[], Awaitable[object]]:
+        """Returns a function that waits for what is released with a state, and returns it as JSON.
+
+        Args:
+          calls: What `calls` returned when the state was to be saved.
+          caller: The task that was to save it. What other tasks have called for since is part of the state, too.
+        """
         ...
 
     def release_staged(self, staged: object) -> None:
@@ -98,6 +109,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._releases: list[StagedReleases] = []
         self._lock = FolderLock(self._folder, name or Path(sys.argv[0] or "python").name)
         self._saving = threading.Lock()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def release_with(self, releases: StagedReleases) -> None:
         """Makes releases a part of the states that are saved from now on."""
@@ -148,8 +160,11 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         await in_thread(lambda: self._release(saved.releases))
         return state, version
 
-    async def save(self, program_state: object, version: int) -> None:
-        """Saves a state, and releases what is staged. Once this returns, both survive a power failure.
+    def save(self, program_state: object, version: int) -> "CoroutineType[Any, Any, None]":
+        """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
+
+        The state is that of the moment of the call: an iterator may go on before the coroutine has ended, or begun.
+        States are saved in the order of the calls.
 
         Args:
           program_state: The state.
@@ -160,9 +175,26 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           ProgramStateError: If the state cannot be written, or another run uses the folder.
           InvalidValueError: If a value is of a kind that cannot be saved.
         """
+        calls = [one.calls() for one in self._releases]
+        return self._save_in_turn(as_of_now(program_state), version, calls, running_task())
+
+    async def _save_in_turn(
+        self, program_state: object, version: int, calls: Sequence[int], caller: "asyncio.Task[Any] | None"
+    ) -> None:
         check_whole_number("version", version, 0)
-        values = await named_values(program_state)
-        await in_thread(lambda: self._save(values, version))
+        staged = [one.staged(number, caller) for one, number in zip(self._releases, calls)]
+        async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            values = await named_values(program_state)
+            releases = {one.name: await rows() for one, rows in zip(self._releases, staged)}
+            await in_thread(lambda: self._save(values, version, releases))
+
+    def acquire(self) -> None:
+        """Takes the lock of the folder, which the first use of the manager takes otherwise. Idempotent.
+
+        Raises:
+          ProgramStateError: If another run uses the folder, or it cannot be written to.
+        """
+        self._take()
 
     def close(self) -> None:
         """Lets other runs use the folder. Idempotent."""
@@ -214,15 +246,14 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             for left in self._folder.glob(f".{self._prefix}*.new"):
                 left.unlink(missing_ok=True)
 
-    def _save(self, values: "list[tuple[str, object]]", version: int) -> None:
+    def _save(self, values: "list[tuple[str, object]]", version: int, releases: Mapping[str, object]) -> None:
         with self._saving:
             self._take()
             path = self._path(version)
             if path.exists():
                 raise ProgramStateExistsError(version=version, path=str(path))
-            staged = {one.name: one.staged() for one in self._releases}
-            write_state(path, values, staged)
-            self._release(staged)
+            write_state(path, values, releases)
+            self._release(releases)
             self._remove_old()
 
     def _release(self, staged: Mapping[str, object]) -> None:
@@ -244,6 +275,14 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def __repr__(self) -> str:
         return f"<FileProgramStateManager in {self._folder}>"
+
+
+def running_task() -> "asyncio.Task[Any] | None":
+    """Returns the task that runs now, if there is one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs yet
+        return None
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
