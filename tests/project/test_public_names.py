@@ -115,6 +115,8 @@ PUBLIC_NAMES = {
         "FileProgramStateManager",
         "JSONLinesReleaseManager",
         "MemoryProgramStateManager",
+        "TableDataSource",
+        "TableDataSourceIterator",
     ],
     "fedstack.service": [
         "ClusterDef",
