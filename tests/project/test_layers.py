@@ -63,6 +63,7 @@ ROOMS = (
     "program/states",
     "program/releases",
     "program/sources",
+    "program/runs",
     "program",
     "__init__",
     "demo",

@@ -25,6 +25,7 @@ from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.state_file import DamagedStateError, SavedState, read_state, write_state
 from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
 
+PREFIX = "program_state_"
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def __init__(
         self,
         root_dir: "str | os.PathLike[str]",
-        prefix: str = "program_state_",
+        prefix: str = PREFIX,
         keep_total: int = 5,
         keep_first: bool = True,
         *,
@@ -204,14 +205,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         return self._folder / f"{self._prefix}{version}"
 
     def _versions(self) -> list[int]:
-        try:
-            names = os.listdir(self._folder)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise ProgramStateError(f"Cannot read {self._folder}: {text_of(error)}; check the path") from error
-        ends = [name[len(self._prefix) :] for name in names if name.startswith(self._prefix)]
-        return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
+        return versions_in(self._folder, self._prefix)
 
     def _read(self, version: int) -> SavedState:
         try:
@@ -275,6 +269,22 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def __repr__(self) -> str:
         return f"<FileProgramStateManager in {self._folder}>"
+
+
+def versions_in(folder: Path, prefix: str = PREFIX) -> list[int]:
+    """Returns the versions that are saved in a folder, in order.
+
+    Raises:
+      ProgramStateError: If the folder cannot be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ProgramStateError(f"Cannot read {folder}: {text_of(error)}; check the path") from error
+    ends = [name[len(prefix) :] for name in names if name.startswith(prefix)]
+    return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
 
 
 def running_task() -> "asyncio.Task[Any] | None":
