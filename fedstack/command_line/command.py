@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +80,17 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
 def say(text: str = "", *, to_error: bool = False) -> None:
     """Prints text. Control characters are escaped, because the text may come from a peer."""
     print(printable(text), file=sys.stderr if to_error else sys.stdout)
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> Iterator[str]:
+    """Yields the lines of a table: a header and rows. The first `words` columns are left-aligned."""
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(width) if column < words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ]
+        yield "  ".join(cells).rstrip()
 
 
 def _running(context: click.Context | None) -> str:

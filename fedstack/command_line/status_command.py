@@ -3,14 +3,14 @@
 import contextlib
 import json
 import textwrap
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import click
 
-from fedstack.command_line.command import SUCCESS, option, say, seconds, subcommand
+from fedstack.command_line.command import SUCCESS, option, say, seconds, subcommand, table_lines
 from fedstack.command_line.peer_options import (
     ABOUT_ADDRESS,
     PEER_OPTIONS,
@@ -216,7 +216,8 @@ def _method_as_object(method: "MethodDescription") -> dict[str, object]:
 
 def method_lines(methods: "ListMethodsResponse") -> Iterator[str]:
     """Yields the lines of a table of registered methods."""
-    yield from _table(
+    yield ""
+    yield from table_lines(
         ("registered", "calls", "errors", "running", "p50", "p99"),
         [
             (
@@ -266,7 +267,8 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
         yield f"compiled {compiled}{cached} in {status.compilation_seconds:.2g} s"
     yield from _data_lines(status)
     if status.session:
-        yield from _table(
+        yield ""
+        yield from table_lines(
             ("session", "clients", "values", "bytes", "lease left"),
             [
                 (s.id, f"{s.clients}", f"{s.values}", size_text(s.bytes), f"{s.lease_seconds_left:.0f} s")
@@ -275,7 +277,8 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
         )
     scheduled = [session for session in status.session if session.started_running or session.started_ended]
     if scheduled:
-        yield from _table(
+        yield ""
+        yield from table_lines(
             ("scheduled calls of", "waiting", "in flight", "ended", "failed", "live values"),
             [
                 (s.id, *map(str, (s.started_waiting, s.started_running, s.started_ended, s.started_failed, s.values)))
@@ -283,7 +286,8 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
             ],
         )
     if status.phase:
-        yield from _table(
+        yield ""
+        yield from table_lines(
             ("phase of", "clients", "done", "running", "failed", "handed in", "left to others", "origin"),
             [
                 (p.session, _clients(p), *map(str, (p.done, p.running, p.failed, p.handed_in, p.left)), _origin(p))
@@ -292,12 +296,14 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
         )
     composed = [phase for phase in status.phase if phase.lost or phase.moved or phase.twice]
     if composed:
-        yield from _table(
+        yield ""
+        yield from table_lines(
             ("workers of the phase of", "clients", "to run again", "moved", "run twice"),
             [(p.session, _clients(p), *map(str, (p.lost, p.moved, p.twice))) for p in composed],
         )
     if status.work:
-        yield from _table(
+        yield ""
+        yield from table_lines(
             ("function", "session", "client", "runs for"),
             [
                 (
@@ -311,7 +317,8 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
             words=2,
         )
     if status.calls:
-        yield from _table(
+        yield ""
+        yield from table_lines(
             ("method", "code", "calls"), [(call.method, call.code, f"{call.count}") for call in status.calls], words=2
         )
     if status.limit:
@@ -347,18 +354,6 @@ def _clients(work: "Work | GetStatusResponse.Phase") -> str:
     if work.clients <= 1:
         return f"{work.first_client}" if work.clients else "-"
     return f"{work.first_client} to {work.first_client + work.clients - 1}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> Iterator[str]:
-    """Yields the lines of a table: an empty line, a header and rows. The first `words` columns are left-aligned."""
-    yield ""
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
-    for row in (header, *rows):
-        cells = [
-            cell.ljust(width) if column < words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ]
-        yield "  ".join(cells).rstrip()
 
 
 def _duration(seconds: float) -> str:

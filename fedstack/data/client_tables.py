@@ -58,28 +58,84 @@ def by_client(
       InvalidValueError: If a column is missing, differs in length or shares its name with another column, a row has no
         client id, or a column lacks a value in a row.
     """
+    names, opened = _opened(table, client_id, "by_client")
+    if isinstance(table, RayDataset):
+        # A Ray dataset without rows has no column names.
+        return rows_by_client(table, client_id, _kept(names, client_id, columns, "by_client")) if names else {}
+    ids, arrays = _arrays(opened, client_id, _kept(names, client_id, columns, "by_client"))
+    clients, rows_of = group_rows(ids, client_id)
+    result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
+    for name, array in arrays.items():
+        for client, rows in zip(clients, rows_of, strict=True):
+            part = array[rows]
+            part.flags.writeable = False
+            result[client][name] = part
+    return result
+
+
+def sorted_by_client(
+    table: Mapping[str, Any] | DataFrameLike | ArrowTable, client_id: str, columns: Sequence[str] | None, where: str
+) -> tuple[dict[Any, slice], dict[str, NDArray[Any]]]:
+    """Sorts the rows of a table by client. Unlike `by_client`, it makes no array for a client.
+
+    Args:
+      table: The table; see `by_client`, which takes the same except for a `ray.data.Dataset`.
+      client_id: The name of the column with the client id of each row.
+      columns: The names of the columns to keep; by default all others.
+      where: The name of the function to which the table was passed, for error messages.
+
+    Returns:
+      The rows of each client, in the order of `by_client`, and the sorted columns, which are read-only.
+
+    Raises:
+      TypeMismatchError: See `by_client`.
+      InvalidValueError: See `by_client`.
+    """
+    if isinstance(table, RayDataset):
+        raise TypeMismatchError(
+            f"Expected a table in memory for {where}, found a ray.data.Dataset; pass what fedstack.by_client returns "
+            "for it to the computations"
+        )
+    names, opened = _opened(table, client_id, where)
+    ids, arrays = _arrays(opened, client_id, _kept(names, client_id, columns, where))
+    clients, rows_of = group_rows(ids, client_id)
+    stops = np.cumsum([len(rows) for rows in rows_of]).tolist()
+    places = {client: slice(stop - len(rows), stop) for client, rows, stop in zip(clients, rows_of, stops)}
+    order = np.concatenate(rows_of) if rows_of else np.empty(0, np.intp)
+    sorted_columns = {name: array[order] for name, array in arrays.items()}
+    for array in sorted_columns.values():
+        array.flags.writeable = False
+    return places, sorted_columns
+
+
+def _opened(table: object, client_id: str, where: str) -> tuple[list[str], Any]:
+    """Returns the names of a table's columns, and the table or the columns by name."""
     if isinstance(cast(object, client_id), list):  # pandas' groupby accepts a list of columns
         raise TypeMismatchError(
-            f"Expected the name of one column as client_id of by_client, found {describe(client_id)}; combine the "
+            f"Expected the name of one column as client_id of {where}, found {describe(client_id)}; combine the "
             "columns into one column first"
         )
     if is_lazy(table):  # accessing the columns of a lazy table would cause a warning
         raise TypeMismatchError(
-            f"Expected a table for by_client, found a lazy `{type(table).__name__}`; call collect() first"
+            f"Expected a table for {where}, found a lazy `{type(table).__name__}`; call collect() first"
         )
     arrow = columns_of_arrow(table) if speaks_arrow(table) else None
-    names, opened = (_column_names(table, client_id), cast(Any, table)) if arrow is None else arrow
-    if isinstance(table, RayDataset) and not names:
-        return {}  # a Ray dataset without rows has no column names
+    return (_column_names(table, client_id, where), cast(Any, table)) if arrow is None else arrow
+
+
+def _kept(names: list[str], client_id: str, columns: Sequence[str] | None, where: str) -> list[str]:
     kept = [name for name in names if name != client_id] if columns is None else list(columns)
     for name in (client_id, *kept):
         if name not in names:
             raise InvalidValueError(
-                f"Expected a column named {name!r} for by_client, found the columns {names}; use one of these names"
+                f"Expected a column named {name!r} for {where}, found the columns {names}; use one of these names"
             )
-    check_named_once(names, (client_id, *kept), "by_client")
-    if isinstance(table, RayDataset):
-        return rows_by_client(table, client_id, kept)
+    check_named_once(names, (client_id, *kept), where)
+    return kept
+
+
+def _arrays(opened: Any, client_id: str, kept: list[str]) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    """Returns the client id of each row, and the columns to keep."""
     ids = _id_array(opened[client_id], f"column {client_id!r}")
     if ids.ndim != 1:
         raise InvalidValueError(
@@ -93,17 +149,10 @@ def by_client(
                 f"Expected {counted(len(ids), 'row')} in column {name!r}, as in column {client_id!r}, found an array "
                 f"of shape {list(array.shape)}; pass columns with equal numbers of rows"
             )
-    clients, rows_of = group_rows(ids, client_id)
-    result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
-    for name, array in arrays.items():
-        for client, rows in zip(clients, rows_of, strict=True):
-            part = array[rows]
-            part.flags.writeable = False
-            result[client][name] = part
-    return result
+    return ids, arrays
 
 
-def _column_names(table: object, client_id: str) -> list[str]:
+def _column_names(table: object, client_id: str, where: str) -> list[str]:
     if isinstance(table, Mapping):
         return list(cast("Mapping[str, object]", table))
     if isinstance(table, RayDataset):
@@ -114,7 +163,7 @@ def _column_names(table: object, client_id: str) -> list[str]:
     if type(table).__module__.startswith("ray.data."):  # a grouped dataset, for example
         advice = f"pass the dataset itself: by_client(dataset, {client_id!r})"
     raise TypeMismatchError(
-        f"Expected a mapping of columns or a data frame for by_client, found `{type(table).__name__}`; {advice}"
+        f"Expected a mapping of columns or a data frame for {where}, found `{type(table).__name__}`; {advice}"
     )
 
 

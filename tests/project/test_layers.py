@@ -65,6 +65,7 @@ ROOMS = (
     "program/clients",
     "program/releases",
     "program/sources",
+    "program/runs",
     "program",
     "__init__",
     "demo",

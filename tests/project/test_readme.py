@@ -41,6 +41,7 @@ PAGES = (
     "docs/watching.md",
     "docs/coordinator.md",
     "docs/data-service.md",
+    "docs/programs.md",
     "docs/rpc.md",
     "docs/extending.md",
     "docs/scaling.md",

@@ -127,6 +127,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.types.type_structure._types_by_bytes": (10_000, "and 64 MiB of messages"),
     "executors.base.engines._OPERATIONS": (CONSTANT, "intrinsics"),
     "computations.leaves.compilations.compilations._now": (None, "threads that compile"),
+    "program.sources.table_data_source._sources": (None, "weakly: data sources of programs"),
     "program.states.state_file._TEXTS": (CONSTANT, "kinds of values"),
     "foundations.blas_threads._limit._before": (None, "BLAS libraries that are limited"),
     "foundations.blas_threads._limit._libraries": (None, "BLAS libraries of this process"),

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -184,15 +184,19 @@ class ClientStates(SavedClientStates, StagedReleases):
         with self._lock:
             return calls, self._last
 
-    def staged(self, mark: object) -> object:
-        """Writes the states of a version, and returns where they are; see `StagedReleases.staged`."""
+    def staged(self, mark: object) -> Callable[[], Awaitable[object]]:
+        """Returns a function that makes the states of a version permanent; see `StagedReleases.staged`."""
         calls, update = cast("tuple[set[object], _Update]", mark)
-        with self._lock:
-            # Calls that a program has begun since may have updated states that belong to later versions.
-            found = [one for call in calls if (one := self._by_calls.get(call)) is not None]
-        update = max(found, key=lambda one: one.next, default=update)
-        self._store.sync(update.shards)
-        return update.staged
+
+        async def shards() -> object:
+            with self._lock:
+                # Calls that a program has begun since may have updated states that belong to later versions.
+                found = [one for call in calls if (one := self._by_calls.get(call)) is not None]
+            last = max(found, key=lambda one: one.next, default=update)
+            await in_thread(lambda: self._store.sync(last.shards))
+            return last.staged
+
+        return shards
 
     def release_staged(self, staged: object) -> None:
         """Does nothing: the states are in use since they were updated."""

@@ -1,12 +1,17 @@
 """Releases values as the rows of a file, in which a key that is released again replaces its row."""
 
 import abc
+import asyncio
+import contextlib
 import csv
 import os
 import threading
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import CoroutineType
 from typing import Any, TypeAlias, cast
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +19,7 @@ from fedstack.computations.types.language import ReleaseManager
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.value_text import describe
-from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread, running_task
 from fedstack.program.states.headed_file import write_whole
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_structure import named_values
@@ -23,6 +28,25 @@ from fedstack.program.states.state_structure import named_values
 Cell: TypeAlias = object
 Row: TypeAlias = dict[str, Cell]
 Key: TypeAlias = "int | str | None"
+
+
+@attrs.define(eq=False)
+class _Release:
+    """A value that was released.
+
+    Attributes:
+      number: How many were released before.
+      caller: The task that released it.
+      value: The value.
+      key: The key.
+      row: The row, once the value is there.
+    """
+
+    number: int
+    caller: "asyncio.Task[Any] | None"
+    value: object
+    key: object
+    row: tuple[Key, Row] | None = None
 
 
 class TableReleaseManager(StagedReleases, ReleaseManager[Any, Any]):
@@ -49,7 +73,8 @@ class TableReleaseManager(StagedReleases, ReleaseManager[Any, Any]):
         self._path = Path(file_path).absolute()
         self._key = key_fieldname
         self._rows: dict[Key, Row] | None = None
-        self._staged: list[tuple[Key, Row]] = []
+        self._calls = 0
+        self._staged: list[_Release] = []
         self._lock = threading.Lock()
         self._waits = state_manager is not None
         if state_manager is not None:
@@ -67,8 +92,10 @@ class TableReleaseManager(StagedReleases, ReleaseManager[Any, Any]):
     def _written(self, rows: list[Row]) -> bytes:
         """Returns the content of a file with the given rows, each with its key."""
 
-    async def release(self, value: object, key: object) -> None:
+    def release(self, value: object, key: object) -> "CoroutineType[Any, Any, None]":
         """Releases a value as a row, which replaces the row of the same key.
+
+        With a state manager, the row is a part of the next state whose `save` is called.
 
         Args:
           value: A structure of numbers, strings and arrays, or references to them. Its members are columns, with names
@@ -79,6 +106,28 @@ class TableReleaseManager(StagedReleases, ReleaseManager[Any, Any]):
           InvalidValueError: If the value has other parts, or a member has the name of the column with the keys.
           ProgramStateError: If the file cannot be written, or is of another kind.
         """
+        with self._lock:
+            one = _Release(self._calls, running_task(), value, key)
+            self._calls += 1
+            self._staged.append(one)
+        return self._released(one)
+
+    async def _released(self, one: _Release) -> None:
+        await self._materialize(one)
+        if not self._waits:
+            await in_thread(self.flush)
+
+    async def _materialize(self, one: _Release) -> None:
+        if one.row is not None:
+            return
+        try:
+            one.row = await self._row(one.value, one.key)
+        except BaseException:
+            with self._lock:
+                self._staged = [other for other in self._staged if other is not one]
+            raise
+
+    async def _row(self, value: object, key: object) -> "tuple[Key, Row]":
         if isinstance(key, bool) or not (key is None or isinstance(key, (int, str, np.integer))):
             raise InvalidValueError(f"Expected a whole number or a string as a key, found {describe(key)}")
         number = int(cast(int, key)) if isinstance(key, np.integer) else key
@@ -88,32 +137,68 @@ class TableReleaseManager(StagedReleases, ReleaseManager[Any, Any]):
                 f"Expected values without the name {self._key!r}, which is that of the keys; rename the value, or pass "
                 "another key_fieldname"
             )
+        return number, row
+
+    def rows(self, *, before: int | None = None) -> list[dict[str, object]]:
+        """Returns the rows of the file, each with its key.
+
+        Args:
+          before: If given, only rows whose keys are numbers below this one are returned, such as those of the rounds
+            before the present one. A file may have later ones, when a run goes on from an older state.
+
+        Raises:
+          ProgramStateError: If the file cannot be read, or is of another kind.
+        """
         with self._lock:
-            self._staged.append((number, row))
-        if not self._waits:
-            await in_thread(self._release)
+            return [
+                {self._key: key, **row}
+                for key, row in self._known().items()
+                if before is None or (isinstance(key, int) and key < before)
+            ]
+
+    def flush(self) -> None:
+        """Writes the rows that wait for a state, if their values are there."""
+        with self._lock:
+            rows = [one.row for one in self._staged if one.row is not None]
+            self._staged = [one for one in self._staged if one.row is None]
+            self._add(rows)
 
     @property
     def name(self) -> str:
         """The name of the file."""
         return self._path.name
 
-    def staged(self, mark: object) -> object:
-        """Returns the rows that wait for the next state."""
+    def mark(self, values: Sequence[object]) -> object:
+        """Returns how many values were released, whether or not they are there, and which task saves the state."""
+        return self._calls, running_task()
+
+    def staged(self, mark: object) -> Callable[[], Awaitable[object]]:
+        """Returns a function that waits for the rows that are released with a state; see `StagedReleases.staged`.
+
+        What tasks other than the one that saves the state have released since is part of the state, too: a manager that
+        groups others, for example, releases to them when its own task begins.
+        """
+        calls, caller = cast("tuple[int, object]", mark)
         with self._lock:
-            return [[key, row] for key, row in self._staged]
+            called = [one for one in self._staged if one.number < calls or one.caller is not caller]
+
+        async def rows() -> object:
+            for one in called:
+                with contextlib.suppress(Exception):  # raised where the value is released
+                    await self._materialize(one)
+            with self._lock:
+                waiting = set(map(id, self._staged))
+                return [list(one.row) for one in called if one.row is not None and id(one) in waiting]
+
+        return rows
 
     def release_staged(self, staged: object) -> None:
         """Writes rows that `staged` has returned."""
         with self._lock:
             rows = [(key, row) for key, row in cast("list[tuple[Key, Row]]", staged)]
-            if rows == self._staged[: len(rows)]:
-                del self._staged[: len(rows)]
-            self._add(rows)
-
-    def _release(self) -> None:
-        with self._lock:
-            rows, self._staged = self._staged, []
+            for row in rows:
+                done = next((one for one in self._staged if one.row == row), None)
+                self._staged = [one for one in self._staged if one is not done]
             self._add(rows)
 
     def _add(self, rows: "list[tuple[Key, Row]]") -> None:

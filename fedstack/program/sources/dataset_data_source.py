@@ -1,26 +1,19 @@
 """Selects clients of a dataset for the rounds of a program."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.types.language import (
-    CLIENTS,
-    FederatedDataSource,
-    FederatedDataSourceIterator,
-    FederatedType,
-    SequenceType,
-)
-from fedstack.computations.values.sequences import MAX_SEED
+from fedstack.computations.types.language import CLIENTS, FederatedType, SequenceType
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.closing import ClosesOnExit
-from fedstack.foundations.number_checks import checked_positive, checked_seed
 from fedstack.foundations.value_text import describe
+from fedstack.program.sources.client_data_source import ClientDataSource, ClientDataSourceIterator
 from fedstack.proto.client_references_pb2 import ClientSelections
 from fedstack.service.data.consumer.client_references import RegisteredClients
-from fedstack.service.data.datasets.client_datasets import ClientDatasets, drawn
+from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.definitions import definition_of, read_definition
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -51,7 +44,7 @@ class _Local:
         return repr(self._clients)
 
 
-class DatasetDataSource(ClosesOnExit, FederatedDataSource):
+class DatasetDataSource(ClosesOnExit, ClientDataSource):
     """A data source that selects clients of a dataset for a program.
 
     For a dataset that is registered with a data service, the source returns *references*. The worker that runs a
@@ -104,46 +97,14 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
             )
         else:
             self._clients = RegisteredClients(service, dataset_id, credentials)
-        self._seed = checked_seed("seed", seed, MAX_SEED)
-        self._type = FederatedType(SequenceType(self._clients.element_type), CLIENTS)
+        super().__init__(FederatedType(SequenceType(self._clients.element_type), CLIENTS), seed)
 
-    @property
-    def federated_type(self) -> FederatedType:
-        """The type of a selection: a sequence for each client."""
-        return self._type
+    def _ids(self) -> Sequence[Any]:
+        return self._clients.client_ids
 
-    @property
-    def client_ids(self) -> list[Any]:
-        """The ids of all clients, in sorted order. Text ids are `str`, and other ids are numbers."""
-        return list(self._clients.client_ids)
-
-    def sample(self, n: int, seed: int) -> list[Any]:
-        """Returns the values of randomly drawn clients, to be passed to computations. No client is drawn twice.
-
-        Args:
-          n: The number of clients to draw.
-          seed: The seed of the selection.
-
-        Raises:
-          InvalidValueError: If the dataset has fewer than `n` clients.
-        """
-        return self._drawn(n, seed, ())
-
-    def select(self, client_ids: Sequence[Any]) -> list[Any]:
-        """Returns the values of the given clients, to be passed to computations.
-
-        Args:
-          client_ids: The ids of the clients, in a list or a tuple. An unknown id raises an error only when this
-            client's elements are read.
-
-        Raises:
-          TypeMismatchError: If `client_ids` is a string, a mapping, or not iterable.
-        """
-        if isinstance(client_ids, (str, bytes, Mapping)) or not isinstance(cast(object, client_ids), Iterable):
-            raise TypeMismatchError(
-                f"Expected a list of client ids for select, found {describe(client_ids)}; put a single id into a list"
-            )
-        return list(self._clients.references(list(client_ids)))
+    def _values(self, client_ids: Sequence[Any]) -> list[Any]:
+        # Whoever reads an unknown client's elements finds that it is unknown.
+        return list(self._clients.references(client_ids))
 
     def iterator(self) -> "DatasetDataSourceIterator":
         """Returns an iterator that draws the clients for successive rounds."""
@@ -154,17 +115,8 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         self._closed = True
         self._clients.close()
 
-    def _drawn(self, n: int, seed: int, key: tuple[int, ...]) -> list[Any]:
-        ids = self._clients.client_ids
-        return list(self._clients.references([ids[place] for place in drawn(n, seed, key, len(ids))]))
-
-    def _selected(self, k: int | None, number: int) -> list[Any]:
-        """Returns the selection with the given number. If `k` is `None`, the selection contains all clients, sorted."""
-        if k is None:
-            return list(self._clients.references(self._clients.client_ids))
-        return self._drawn(checked_positive("k", k), self._seed, (number,))
-
-    def _written(self, selections: int) -> bytes:
+    def written(self, selections: int) -> bytes:
+        """Returns the state of an iterator that has made so many selections."""
         seed = self._seed.to_bytes((self._seed.bit_length() + 7) // 8, "big")
         message = ClientSelections(seed=seed, selections=selections)
         self._clients.write(message)
@@ -174,39 +126,8 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         return f"<DatasetDataSource of {self._clients!r}>"
 
 
-class DatasetDataSourceIterator(FederatedDataSourceIterator):
-    """Draws the clients for successive rounds. Created by `DatasetDataSource.iterator`.
-
-    Attributes:
-      source: The data source.
-
-    Args:
-      source: The data source.
-      selections: The number of selections so far.
-    """
-
-    def __init__(self, source: DatasetDataSource, selections: int) -> None:
-        self.source = source
-        self._selections = selections
-
-    @property
-    def federated_type(self) -> FederatedType:
-        """The type of a selection: a sequence for each client."""
-        return self.source.federated_type
-
-    def select(self, k: int | None = None) -> list[Any]:
-        """Draws the clients for the next round, and returns their values, to be passed to computations.
-
-        Args:
-          k: The number of clients to draw, each at most once. By default, all clients are returned, in the order of
-            `client_ids`.
-
-        Raises:
-          InvalidValueError: If the dataset has fewer than `k` clients, or `k` is not positive.
-        """
-        found = self.source._selected(k, self._selections)  # pyright: ignore[reportPrivateUsage]
-        self._selections += 1
-        return found
+class DatasetDataSourceIterator(ClientDataSourceIterator[DatasetDataSource]):
+    """Draws the clients for successive rounds. Created by `DatasetDataSource.iterator`. See its base class."""
 
     def to_bytes(self) -> bytes:
         """Returns the state of the iterator for `from_bytes`, without credentials.
@@ -214,7 +135,7 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
         Raises:
           CarrierError: If the dataset is in this process, and its definition cannot be serialized.
         """
-        return self.source._written(self._selections)  # pyright: ignore[reportPrivateUsage]
+        return self.source.written(self._selections)
 
     @classmethod
     def from_bytes(cls, buffer: bytes, credentials: ClientCredentials | None = None) -> "DatasetDataSourceIterator":
@@ -249,6 +170,3 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
                 "dataset under this id; create a new iterator"
             )
         return found
-
-    def __repr__(self) -> str:
-        return f"<DatasetDataSourceIterator of {self.source!r}, after {self._selections} selections>"

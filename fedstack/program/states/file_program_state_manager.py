@@ -7,7 +7,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import CoroutineType
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from fedstack.computations.types.language import (
     ProgramStateExistsError,
@@ -24,8 +26,9 @@ from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.headed_file import DamagedStateError
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
-from fedstack.program.states.state_structure import Migrate, named_values, restored
+from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
 
+PREFIX = "program_state_"
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def __init__(
         self,
         root_dir: "str | os.PathLike[str]",
-        prefix: str = "program_state_",
+        prefix: str = PREFIX,
         keep_total: int = 5,
         keep_first: bool = True,
         *,
@@ -86,6 +89,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._kept: dict[int, Mapping[str, object]] = {}
         self._lock = FolderLock(self._folder, name or Path(sys.argv[0] or "python").name)
         self._saving = threading.Lock()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def release_with(self, releases: StagedReleases) -> None:
         """Makes releases a part of the states that are saved from now on."""
@@ -137,8 +141,11 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         await in_thread(lambda: self._restore(version, saved.releases))
         return state, version
 
-    async def save(self, program_state: object, version: int) -> None:
-        """Saves a state, and releases what is staged. Once this returns, both survive a power failure.
+    def save(self, program_state: object, version: int) -> "CoroutineType[Any, Any, None]":
+        """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
+
+        The state is that of the moment of the call: an iterator may go on before the coroutine has ended, or begun.
+        States are saved in the order of the calls.
 
         Args:
           program_state: The state.
@@ -149,11 +156,17 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           ProgramStateError: If the state cannot be written, or another run uses the folder.
           InvalidValueError: If a value is of a kind that cannot be saved.
         """
+        state = as_of_now(program_state)
+        values = [value for _, value in flatten_with_name(state)]
+        return self._save_in_turn(state, version, [one.mark(values) for one in self._releases])
+
+    async def _save_in_turn(self, program_state: object, version: int, marks: Sequence[object]) -> None:
         check_whole_number("version", version, 0)
-        unread = [value for _, value in flatten_with_name(program_state)]
-        marks = [one.mark(unread) for one in self._releases]
-        values = await named_values(program_state)
-        await in_thread(lambda: self._save(values, version, marks))
+        staged = [one.staged(mark) for one, mark in zip(self._releases, marks)]
+        async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            values = await named_values(program_state)
+            releases = {one.name: await found() for one, found in zip(self._releases, staged)}
+            await in_thread(lambda: self._save(values, version, releases))
 
     async def releases_of(self, version: int, name: str) -> object | None:
         """Returns what was released with a version under a name, or `None`; for implementations of releases.
@@ -165,6 +178,14 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             raise ProgramStateNotFoundError(version)
         return (await in_thread(lambda: self._releases_of(version))).get(name)
 
+    def acquire(self) -> None:
+        """Takes the lock of the folder, which the first use of the manager takes otherwise. Idempotent.
+
+        Raises:
+          ProgramStateError: If another run uses the folder, or it cannot be written to.
+        """
+        self._take()
+
     def close(self) -> None:
         """Lets other runs use the folder, and the files of what is released with the states. Idempotent."""
         for one in self._releases:
@@ -175,14 +196,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         return self._folder / f"{self._prefix}{version}"
 
     def _versions(self) -> list[int]:
-        try:
-            names = os.listdir(self._folder)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise ProgramStateError(f"Cannot read {self._folder}: {text_of(error)}; check the path") from error
-        ends = [name[len(self._prefix) :] for name in names if name.startswith(self._prefix)]
-        return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
+        return versions_in(self._folder, self._prefix)
 
     def _read(self, version: int) -> SavedState:
         try:
@@ -213,18 +227,17 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             for left in self._folder.glob(f".{self._prefix}*.new"):
                 left.unlink(missing_ok=True)
 
-    def _save(self, values: "list[tuple[str, object]]", version: int, marks: Sequence[object]) -> None:
+    def _save(self, values: "list[tuple[str, object]]", version: int, releases: Mapping[str, object]) -> None:
         with self._saving:
             self._take()
             path = self._path(version)
             if path.exists():
                 raise ProgramStateExistsError(version=version, path=str(path))
-            staged = {one.name: one.staged(mark) for one, mark in zip(self._releases, marks)}
-            write_state(path, values, staged)
-            self._kept[version] = staged
+            write_state(path, values, releases)
+            self._kept[version] = releases
             for one in self._releases:
-                if one.name in staged:
-                    one.release_staged(staged[one.name])
+                if one.name in releases:
+                    one.release_staged(releases[one.name])
             self._remove_old()
 
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
@@ -266,6 +279,30 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def __repr__(self) -> str:
         return f"<FileProgramStateManager in {self._folder}>"
+
+
+def versions_in(folder: Path, prefix: str = PREFIX) -> list[int]:
+    """Returns the versions that are saved in a folder, in order.
+
+    Raises:
+      ProgramStateError: If the folder cannot be read.
+    """
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ProgramStateError(f"Cannot read {folder}: {text_of(error)}; check the path") from error
+    ends = [name[len(prefix) :] for name in names if name.startswith(prefix)]
+    return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
+
+
+def running_task() -> "asyncio.Task[Any] | None":
+    """Returns the task that runs now, if there is one."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs yet
+        return None
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:

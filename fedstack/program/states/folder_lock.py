@@ -9,10 +9,49 @@ import weakref
 from pathlib import Path
 from typing import IO, Any
 
+import attrs
+
 from fedstack.errors import ProgramStateError
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import text_of
 
 LOCK = ".run"
+_LOOK_SECONDS = 0.5
+
+
+@attrs.frozen
+class LockHolder:
+    """Who has the lock of a folder.
+
+    Attributes:
+      name: The name of the run.
+      host: The name of its machine.
+      pid: The id of its process.
+      since: When it took the lock, in seconds since the epoch.
+    """
+
+    name: str
+    host: str
+    pid: int
+    since: float
+
+    def __str__(self) -> str:
+        here = self.host == socket.gethostname() and self.pid == os.getpid()
+        return f"the run {self.name!r} of {'this process' if here else f'process {self.pid} on {self.host}'}"
+
+
+def holder_of(folder: Path) -> LockHolder | None:
+    """Returns who has the lock of a folder, or `None` if nobody has it. On Windows, this is not known.
+
+    Raises:
+      OSError: If the lock cannot be read.
+    """
+    try:
+        file = open(folder / LOCK, "rb", buffering=0)  # noqa: SIM115
+    except FileNotFoundError:
+        return None
+    with file:
+        return None if _locked(file, shared=True) else _read(file) or LockHolder("?", "?", 0, 0.0)
 
 
 class FolderLock:
@@ -44,12 +83,13 @@ class FolderLock:
                 raise ProgramStateError(
                     f"Cannot write to {self._path.parent}: {text_of(error)}; allow it, or choose another folder"
                 ) from error
-            if not _locked(file):
+            # Who looks for the holder of the lock has it for a moment.
+            if not any(_locked(file) for _ in Deadline(_LOOK_SECONDS).attempts_blocking(iter(lambda: 0.01, None))):
                 found = _read(file)
                 file.close()
                 raise ProgramStateError(
-                    f"Expected one run in {self._path.parent}, found that {found} uses it; wait until it ends, end it, "
-                    "or choose another folder"
+                    f"Expected one run in {self._path.parent}, found that {found or 'another run'} uses it; wait until "
+                    "it ends, end it, or choose another folder"
                 )
             self._file = file
             weakref.finalize(self, file.close)
@@ -69,26 +109,24 @@ class FolderLock:
         return f"<FolderLock of {self._path.parent}, {'released' if self._file is None else 'taken'}>"
 
 
-def _locked(file: IO[bytes]) -> bool:
+def _locked(file: IO[bytes], *, shared: bool = False) -> bool:
     """Locks a file for this process and returns whether this was possible; always true on Windows."""
     if os.name != "posix":
         return True
     import fcntl
 
     try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file.fileno(), (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _read(file: IO[bytes]) -> str:
-    """Returns who has the lock, as text."""
+def _read(file: IO[bytes]) -> LockHolder | None:
+    """Returns who has the lock, or `None` if it has not said so yet."""
     file.seek(0)
     try:
         facts: Any = json.loads(file.read())
-        here = facts["host"] == socket.gethostname() and facts["pid"] == os.getpid()
-        who = "this process" if here else f"process {facts['pid']} on {facts['host']}"
-        return f"the run {facts['name']!r} of {who}"
+        return LockHolder(str(facts["name"]), str(facts["host"]), int(facts["pid"]), float(facts["since"]))
     except (ValueError, KeyError, TypeError):
-        return "another run"
+        return None

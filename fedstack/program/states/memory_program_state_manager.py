@@ -1,5 +1,6 @@
 """Keeps the states of a program in memory."""
 
+from types import CoroutineType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedstack.computations.types.language import (
     Serializable,
 )
 from fedstack.foundations.number_checks import check_whole_number
-from fedstack.program.states.state_structure import named_values, restored
+from fedstack.program.states.state_structure import as_of_now, named_values, restored
 
 _S = TypeVar("_S")
 
@@ -46,7 +47,7 @@ class MemoryProgramStateManager(ProgramStateManager[Any]):
         values = {name: _copied(value) for name, value in self._states[version].items()}
         return cast(_S, restored(values, structure, f"version {version}"))
 
-    async def save(self, program_state: object, version: int) -> None:
+    def save(self, program_state: object, version: int) -> "CoroutineType[Any, Any, None]":
         """Saves a state.
 
         Args:
@@ -56,6 +57,9 @@ class MemoryProgramStateManager(ProgramStateManager[Any]):
         Raises:
           ProgramStateExistsError: If the version is saved already.
         """
+        return self._save(as_of_now(program_state), version)
+
+    async def _save(self, program_state: object, version: int) -> None:
         check_whole_number("version", version, 0)
         values = await named_values(program_state)
         if version in self._states:

@@ -1,12 +1,13 @@
 """What becomes visible together with the next state of a program."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 
 class StagedReleases:
     """The base class of what is a part of a program's states; see `FileProgramStateManager.release_with`.
 
-    The methods run on any thread, but not at the same time, except for `mark`, which runs where `save` is called.
+    `mark` runs when `save` is called, and `staged` when its coroutine begins. The others run on any thread, but not at
+    the same time.
     """
 
     @property
@@ -15,15 +16,15 @@ class StagedReleases:
         raise NotImplementedError
 
     def mark(self, values: Sequence[object]) -> object:
-        """Returns what `staged` has to know about the moment at which a state is passed to `save`.
+        """Returns what `staged` has to know about the moment at which `save` is called.
 
         Args:
           values: The values of the state, some of which may be references to results of calls that run.
         """
-        return None
+        raise NotImplementedError
 
-    def staged(self, mark: object) -> object:
-        """Returns what is released with the state, as JSON.
+    def staged(self, mark: object) -> Callable[[], Awaitable[object]]:
+        """Returns a function that waits for what is released with the state, and returns it as JSON.
 
         Args:
           mark: What `mark` has returned.

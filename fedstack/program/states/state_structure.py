@@ -11,9 +11,29 @@ Migrate: TypeAlias = Callable[[Mapping[str, object]], Mapping[str, object]]
 _MOST_NAMES = 8
 
 
+class _Serialized(Serializable):
+    """The bytes of an object, as it was at some moment."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def to_bytes(self) -> bytes:
+        return self._content
+
+    @classmethod
+    def from_bytes(cls, buffer: bytes) -> "_Serialized":
+        return cls(buffer)
+
+
+def as_of_now(state: object) -> object:
+    """Returns a state with its serialized objects as they are now, however they change later."""
+    leaves = [_Serialized(one.to_bytes()) if isinstance(one, Serializable) else one for _, one in _named(state)]
+    return unflatten_as(state, leaves)
+
+
 async def named_values(state: object) -> list[tuple[str, object]]:
     """Returns the values of a state, each with its name, such as `model/weights`. References are awaited."""
-    return flatten_with_name(await materialize_value(state))
+    return _named(await materialize_value(state))
 
 
 def restored(values: Mapping[str, object], structure: object, place: str, migrate: Migrate | None = None) -> object:
@@ -28,7 +48,7 @@ def restored(values: Mapping[str, object], structure: object, place: str, migrat
     Raises:
       InvalidValueError: If the values have other names than those of the structure.
     """
-    named = flatten_with_name(structure)
+    named = _named(structure)
     names = [name for name, _ in named]
     if set(names) != set(values) and migrate is not None:
         values = migrate(values)
@@ -43,6 +63,10 @@ def restored(values: Mapping[str, object], structure: object, place: str, migrat
         )
     leaves = [_read(values[name], like) for name, like in named]
     return unflatten_as(structure, leaves)
+
+
+def _named(state: object) -> list[tuple[str, object]]:
+    return flatten_with_name(state)
 
 
 def _read(value: object, like: object) -> object:

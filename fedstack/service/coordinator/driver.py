@@ -25,7 +25,7 @@ from fedstack.service.coordinator.calls.closures import (
     Fetch,
     Leave,
     Notify,
-    Run,
+    RunClosures,
     Search,
     Stop,
     WorkerState,
@@ -159,7 +159,7 @@ class Driver(abc.ABC):
             self._timer = None
         follow: Sequence[Closure] = ()
         for action in actions:
-            if isinstance(action, Run) and action.worker is own:
+            if isinstance(action, RunClosures) and action.worker is own:
                 follow = action.closures
             else:
                 self._perform(action)
@@ -170,7 +170,7 @@ class Driver(abc.ABC):
             case Notify(callbacks):
                 for callback in callbacks:
                     callback()
-            case Run(worker, closures):
+            case RunClosures(worker, closures):
                 self._workers[worker].run(closures)
             case Stop(worker, closures):
                 self._workers[worker].stop(closures)

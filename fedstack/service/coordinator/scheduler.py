@@ -13,7 +13,7 @@ from fedstack.service.coordinator.calls.closures import (
     Fetch,
     Leave,
     Notify,
-    Run,
+    RunClosures,
     Search,
     Stop,
     WorkerState,
@@ -268,7 +268,7 @@ class Scheduler:
     def actions(self) -> list[Action]:
         """Returns the actions, in the order to run them, that result from events since the last call of this method."""
         workers = self.workers
-        runs = [Run(worker, closures) for worker, closures in self._queues.assignments(self._can_begin)]
+        runs = [RunClosures(worker, closures) for worker, closures in self._queues.assignments(self._can_begin)]
         leaves = [Leave(worker) for worker in workers if worker.draining and losses.has_left(worker)]
         actions: list[Action] = []
         if self._changed:

@@ -137,6 +137,43 @@ def test_a_row_that_is_missing_in_the_file_is_released_when_the_state_is_loaded(
     assert path.read_bytes() == complete
 
 
+def test_a_state_has_the_rows_that_were_released_before_and_no_others(tmp_path: Path, kind: str) -> None:
+    class Reference(fl.program.MaterializableValueReference):
+        type_signature = fl.TensorType(np.int32)
+
+        def __init__(self, gate: asyncio.Event, value: int) -> None:
+            self.gate, self.value = gate, value
+
+        async def get_value(self):
+            await self.gate.wait()
+            return np.int32(self.value)
+
+    async def program() -> None:
+        states = FileProgramStateManager(tmp_path / "states")
+        manager = KINDS[kind](tmp_path / f"m.{kind}", state_manager=states)
+        gates = [asyncio.Event() for _ in range(3)]
+        tasks = []
+        for key, gate in enumerate(gates):
+            tasks.append(asyncio.create_task(manager.release({"x": Reference(gate, key)}, key)))
+            tasks.append(asyncio.create_task(states.save(key, key)))
+        gates[1].set()
+        gates[0].set()
+        await tasks[1]  # waits for its row, and for no later one
+        assert [row["key"] for row in manager.rows()] == [0]
+        await tasks[3]
+        assert [row["key"] for row in manager.rows()] == [0, 1]
+        assert not tasks[5].done()
+        gates[2].set()
+        await asyncio.gather(*tasks)
+        assert [row["x"] for row in manager.rows()] == [0, 1, 2]
+        with pytest.raises(InvalidValueError, match="found .* at x; convert it"):
+            await manager.release({"x": object()}, 3)
+        await states.save(3, 3)  # a release that failed is no part of a state
+        assert len(manager.rows()) == 3
+
+    run(program())
+
+
 def test_two_files_of_one_name_cannot_be_part_of_the_same_states(tmp_path: Path) -> None:
     states = FileProgramStateManager(tmp_path)
     CSVFileReleaseManager(tmp_path / "a" / "m.csv", state_manager=states)

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import typing
 from collections import OrderedDict
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis.extra import numpy as nps
 
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.program import FileProgramStateManager, MemoryProgramStateManager
+from fedstack.program.states.folder_lock import FolderLock, holder_of
 from fedstack.program.states.headed_file import FileKind
 
 
@@ -316,6 +318,76 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended(tmp_path:
         run(FileProgramStateManager(tmp_path).save(2, 2))
     manager.close()
     run(FileProgramStateManager(tmp_path).save(2, 2))
+
+
+def test_who_looks_for_the_holder_of_a_lock_disturbs_nobody(tmp_path: Path) -> None:
+    ended, held = threading.Event(), set()
+
+    def look() -> None:
+        while not ended.is_set():
+            held.add(holder_of(tmp_path) is not None)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(200):
+            lock = FolderLock(tmp_path, "a run")
+            lock.acquire()
+            lock.release()
+        lock.acquire()
+        assert str(holder_of(tmp_path)) == "the run 'a run' of this process"
+    finally:
+        ended.set()
+        thread.join(20)
+    assert True in held
+    lock.release()
+    assert holder_of(tmp_path) is None
+    assert holder_of(tmp_path / "none") is None
+
+
+def test_states_are_those_of_the_call_and_are_saved_in_its_order(tmp_path: Path) -> None:
+    async def save() -> None:
+        manager, gate, order = FileProgramStateManager(tmp_path), asyncio.Event(), []
+
+        class Reference(fl.program.MaterializableValueReference):
+            type_signature = fl.TensorType(np.int32)
+
+            async def get_value(self):
+                await gate.wait()
+                return np.int32(5)
+
+        async def saved(coroutine, version: int) -> None:
+            await coroutine
+            order.append(version)
+
+        iterator = Iterator(1)
+        slow = asyncio.create_task(saved(manager.save({"x": Reference(), "iterator": iterator}, 1), 1))
+        iterator.position = 2
+        quick = asyncio.create_task(saved(manager.save({"x": 6, "iterator": iterator}, 2), 2))
+        iterator.position = 3
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert await manager.get_versions() is None
+        gate.set()
+        await asyncio.gather(slow, quick)
+        assert order == [1, 2]
+        found = [await manager.load(version, {"x": 0, "iterator": Iterator()}) for version in (1, 2)]
+        assert [(one["x"], one["iterator"].position) for one in found] == [(5, 1), (6, 2)]
+
+    run(save())
+
+
+def test_a_state_that_cannot_be_saved_does_not_keep_others_from_being_saved(tmp_path: Path) -> None:
+    async def save() -> list:
+        manager = FileProgramStateManager(tmp_path)
+        tasks = [manager.save({"x": object()}, 1), manager.save(2, 2), manager.save(3, 2), manager.save(4, 4)]
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, second, third, fourth = run(save())
+    assert isinstance(first, InvalidValueError)
+    assert isinstance(third, fl.program.ProgramStateExistsError)
+    assert (second, fourth) == (None, None)
+    assert run(FileProgramStateManager(tmp_path).get_versions()) == [2, 4]
 
 
 def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:

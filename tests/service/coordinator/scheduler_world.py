@@ -1,7 +1,16 @@
 """A scheduler in a small world, which tests set from outside."""
 
 from fedstack.errors import WorkerUnavailableError
-from fedstack.service.coordinator.calls.closures import Action, AskAgain, Closure, Fetch, Notify, Run, Stop, WorkerState
+from fedstack.service.coordinator.calls.closures import (
+    Action,
+    AskAgain,
+    Closure,
+    Fetch,
+    Notify,
+    RunClosures,
+    Stop,
+    WorkerState,
+)
 from fedstack.service.coordinator.scheduler import Scheduler
 
 AWAY = WorkerUnavailableError("it is away")
@@ -63,12 +72,12 @@ class World:
     def asks_again(self) -> float | None:
         """Returns in how many seconds the scheduler wants to be asked again; until then nothing is to run."""
         actions = self.act()
-        assert not any(isinstance(action, Run) for action in actions)
+        assert not any(isinstance(action, RunClosures) for action in actions)
         return next((action.seconds for action in actions if isinstance(action, AskAgain)), None)
 
     def given(self) -> dict[str, list[str]]:
         """Starts what the scheduler has decided; returns the names of the closures by worker."""
-        given = [action for action in self.act() if isinstance(action, Run)]
+        given = [action for action in self.act() if isinstance(action, RunClosures)]
         for run in given:
             self.scheduler.called(run.worker, 1)
         return {run.worker.name: [closure.name for closure in run.closures] for run in given}
@@ -101,7 +110,7 @@ class World:
         """Has one worker run all that is left, each when it is given it; returns the names in that order."""
         ran: list[str] = []
         while not self.scheduler.is_idle:
-            (run,) = [action for action in self.act() if isinstance(action, Run)]
+            (run,) = [action for action in self.act() if isinstance(action, RunClosures)]
             self.scheduler.called(run.worker, 1)
             for closure in run.closures:
                 ran.append(closure.name)

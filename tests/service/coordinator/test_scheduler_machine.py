@@ -13,7 +13,7 @@ from fedstack.service.coordinator.calls.closures import (
     Fetch,
     Leave,
     Notify,
-    Run,
+    RunClosures,
     Stop,
     WorkerState,
 )
@@ -74,7 +74,7 @@ class Scheduling(RuleBasedStateMachine):
         again = None
         for action in self.scheduler.actions():
             match action:
-                case Run(worker, closures):
+                case RunClosures(worker, closures):
                     self._run(worker, list(closures))
                 case Fetch(worker, closures):
                     assert worker in self.workers
@@ -113,7 +113,7 @@ class Scheduling(RuleBasedStateMachine):
         self._act()
         if self._act() is None:
             self.now += 100.0
-            assert not any(isinstance(action, Run | Fetch | Leave) for action in self.scheduler.actions())
+            assert not any(isinstance(action, RunClosures | Fetch | Leave) for action in self.scheduler.actions())
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data(), what=st.sampled_from(["silent", "not silent", "drain"]))

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from fedstack.service.coordinator.calls.closures import AskAgain, Closure, Run, WorkerState
+from fedstack.service.coordinator.calls.closures import AskAgain, Closure, RunClosures, WorkerState
 from fedstack.service.coordinator.scheduler import Scheduler
 
 
@@ -52,7 +52,7 @@ class Workers:
         """Begins what is to run, and waits until something happens."""
         moments: list[float] = []
         for action in self.scheduler.actions():
-            if isinstance(action, Run):
+            if isinstance(action, RunClosures):
                 for closure in action.closures:
                     self._begin(action.worker, closure)
             elif isinstance(action, AskAgain):

@@ -246,7 +246,7 @@ class Notify:
 
 
 @attrs.frozen
-class Run:
+class RunClosures:
     """Run closures on a worker, in only a few calls. Report each closure's end with `succeeded`, `failed` or `gone`."""
 
     worker: WorkerState
@@ -288,4 +288,4 @@ class AskAgain:
     seconds: float
 
 
-Action = Notify | Run | Stop | Fetch | Leave | Search | AskAgain
+Action = Notify | RunClosures | Stop | Fetch | Leave | Search | AskAgain
