@@ -114,7 +114,10 @@ PUBLIC_NAMES = {
         "FederatedContext",
         "FileProgramStateManager",
         "JSONLinesReleaseManager",
+        "MLflowReleaseManager",
         "MemoryProgramStateManager",
+        "PlotReleaseManager",
+        "TensorBoardReleaseManager",
     ],
     "fedstack.service": [
         "ClusterDef",

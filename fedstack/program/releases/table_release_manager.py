@@ -3,28 +3,22 @@
 import abc
 import csv
 import os
-import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedstack.computations.types.language import ReleaseManager
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
+from fedstack.foundations.number_checks import whole_number_of
 from fedstack.foundations.value_text import describe
-from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
+from fedstack.program.releases.staged_release_manager import Cell, Key, Row, StagedReleaseManager
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 from fedstack.program.states.state_file import write_whole
-from fedstack.program.states.state_structure import named_values
 
-# What JSON has: a number, a string, a list of such, or None.
-Cell: TypeAlias = object
-Row: TypeAlias = dict[str, Cell]
-Key: TypeAlias = "int | str | None"
+__all__ = ["Cell", "Row", "TableReleaseManager"]
 
 
-class TableReleaseManager(ReleaseManager[Any, Any]):
+class TableReleaseManager(StagedReleaseManager):
     """The base class of release managers that write rows to a file.
 
     The file is replaced as a whole, so that it is complete at any moment.
@@ -48,11 +42,7 @@ class TableReleaseManager(ReleaseManager[Any, Any]):
         self._path = Path(file_path).absolute()
         self._key = key_fieldname
         self._rows: dict[Key, Row] | None = None
-        self._staged: list[tuple[Key, Row]] = []
-        self._lock = threading.Lock()
-        self._waits = state_manager is not None
-        if state_manager is not None:
-            state_manager.release_with(self)
+        super().__init__(self._path.name, state_manager)
 
     @abc.abstractmethod
     def _read(self, content: bytes) -> list[Row]:
@@ -66,67 +56,41 @@ class TableReleaseManager(ReleaseManager[Any, Any]):
     def _written(self, rows: list[Row]) -> bytes:
         """Returns the content of a file with the given rows, each with its key."""
 
-    async def release(self, value: object, key: object) -> None:
-        """Releases a value as a row, which replaces the row of the same key.
-
-        Args:
-          value: A structure of numbers, strings and arrays, or references to them. Its members are columns, with names
-            such as `loss` and `layer/0`.
-          key: The key, such as the number of the round.
-
-        Raises:
-          InvalidValueError: If the value has other parts, or a member has the name of the column with the keys.
-          ProgramStateError: If the file cannot be written, or is of another kind.
-        """
-        if isinstance(key, bool) or not (key is None or isinstance(key, (int, str, np.integer))):
+    def _key_of(self, key: object) -> Key:
+        if key is None or isinstance(key, str):
+            return key
+        number = whole_number_of(key)
+        if number is None:
             raise InvalidValueError(f"Expected a whole number or a string as a key, found {describe(key)}")
-        number = int(cast(int, key)) if isinstance(key, np.integer) else key
-        row = {name or "value": _cell(one, name) for name, one in await named_values(value)}
+        return number
+
+    def _row_of(self, named: Sequence[tuple[str, object]]) -> Row:
+        row = super()._row_of(named)
         if self._key in row:
             raise InvalidValueError(
                 f"Expected values without the name {self._key!r}, which is that of the keys; rename the value, or pass "
                 "another key_fieldname"
             )
-        with self._lock:
-            self._staged.append((number, row))
-        if not self._waits:
-            await in_thread(self._release)
+        return row
 
-    @property
-    def name(self) -> str:
-        """The name of the file."""
-        return self._path.name
-
-    def staged(self) -> object:
-        """Returns the rows that wait for the next state."""
-        with self._lock:
-            return [[key, row] for key, row in self._staged]
-
-    def release_staged(self, staged: object) -> None:
-        """Writes rows that `staged` has returned."""
-        with self._lock:
-            rows = [(key, row) for key, row in cast("list[tuple[Key, Row]]", staged)]
-            if rows == self._staged[: len(rows)]:
-                del self._staged[: len(rows)]
-            self._add(rows)
-
-    def _release(self) -> None:
-        with self._lock:
-            rows, self._staged = self._staged, []
-            self._add(rows)
-
-    def _add(self, rows: "list[tuple[Key, Row]]") -> None:
+    def _add(self, rows: Sequence[tuple[Key, Row]]) -> None:
         known = self._known()
-        changed = [(key, row) for key, row in rows if known.get(key) != row]
-        if not changed:
-            return
-        known.update(changed)
-        content = self._written([{self._key: key, **row} for key, row in known.items()])
+        changed = {key: row for key, row in rows if known.get(key) != row}
+        if changed:
+            known = {**known, **changed}
+            self._write([{self._key: key, **row} for key, row in known.items()])
+            self._rows = known  # not before: a row that could not be written is not there
+
+    def _write(self, rows: list[Row]) -> None:
+        """Writes the file with the given rows, each with its key."""
+        self._replace(self._path, self._written(rows))
+
+    def _replace(self, path: Path, content: bytes) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ProgramStateError(f"Cannot create {self._path.parent}: {text_of(error)}; allow it") from error
-        write_whole(self._path, [content])
+            raise ProgramStateError(f"Cannot create {path.parent}: {text_of(error)}; allow it") from error
+        write_whole(path, [content])
 
     def _known(self) -> "dict[Key, Row]":
         """Returns the rows of the file."""
@@ -145,32 +109,3 @@ class TableReleaseManager(ReleaseManager[Any, Any]):
                 ) from error
             self._rows = rows
         return self._rows
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} to {self._path}>"
-
-
-def _cell(value: object, name: str) -> Cell:
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(cast("NDArray[Any]", value))
-        value = (array.astype(float) if array.dtype.kind == "V" else array).tolist()  # bfloat16 has no Python numbers
-    found = _plain(value)
-    if found is NotImplemented:
-        raise InvalidValueError(
-            f"Expected numbers, strings and arrays to release, found {describe(value)} at {name or 'the top'}; convert "
-            "it"
-        )
-    return found
-
-
-def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if isinstance(value, complex):
-        return str(value)
-    if isinstance(value, list):
-        members = [_plain(member) for member in cast("list[object]", value)]
-        return NotImplemented if NotImplemented in members else members
-    return NotImplemented
