@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 try:
     # pyplot is avoided, because it keeps figures in memory and selects a windowing system.
-    from matplotlib import rcParams
+    import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -35,8 +35,8 @@ _COLOUR, _QUIET, _ALARM = "#0b6e99", "#666666", "#c8553d"
 
 # Matplotlib draws random ids otherwise. It has no argument for this, and a block in which it is set would undo what
 # other threads set meanwhile.
-if rcParams["svg.hashsalt"] is None:
-    rcParams["svg.hashsalt"] = "fedstack"
+if matplotlib.rcParams["svg.hashsalt"] is None:
+    matplotlib.rcParams["svg.hashsalt"] = "fedstack"
 
 
 def draw_panels(curves: Mapping[str, Sequence[tuple[int, float]]], x_label: str, title: str | None = None) -> Figure:
