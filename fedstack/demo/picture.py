@@ -1,4 +1,4 @@
-"""Draws the figure of the demo. Only this module imports matplotlib, which is optional."""
+"""Draws the figure of the demo."""
 
 # matplotlib's own stubs do not annotate keyword arguments:
 # pyright: reportUnknownMemberType=false
@@ -10,11 +10,9 @@ from fedstack.demo.training import Round
 from fedstack.foundations.error_text import counted
 
 try:
-    # pyplot is avoided, because it keeps figures in memory and selects a windowing system.
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-except ModuleNotFoundError as error:
-    raise ImportError(f'The demo needs {error.name}; install it with: pip install "fedstack[demo]"') from error
+    from fedstack.program.releases.figures import Figure, MaxNLocator, PercentFormatter
+except ImportError as error:
+    raise ImportError('The demo needs matplotlib; install it with: pip install "fedstack[demo]"') from error
 
 _ACCURACY_COLOUR, _LOSS_COLOUR = "#0b6e99", "#c8553d"
 

@@ -158,7 +158,8 @@ def test_without_its_extra_the_demo_says_what_to_install(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "fedstack.demo.picture", raising=False)
+    for module in ("fedstack.demo.picture", "fedstack.program.releases.figures"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["demo", "--out", str(tmp_path)]) == 1
     assert 'pip install "fedstack[demo]"' in capsys.readouterr().err

@@ -107,11 +107,13 @@ IN_ONE_FILE = {
     "jaxlib",
     "matplotlib",
     "ml_dtypes",
+    "mlflow",
     "opentelemetry",
     "prometheus_client",
     "psutil",
     "rich",
     "sklearn",
+    "tensorboard",
     "threadpoolctl",
     "uvloop",
 }
@@ -123,12 +125,14 @@ NOT_ON_IMPORT = {
     "grpc",
     "jax",
     "matplotlib",
+    "mlflow",
     "opentelemetry",
     "prometheus_client",
     "ray",
     "rich",
     "scipy",
     "sklearn",
+    "tensorboard",
     "threadpoolctl",
 }
 

@@ -116,10 +116,13 @@ PUBLIC_NAMES = {
         "FederatedContext",
         "FileProgramStateManager",
         "JSONLinesReleaseManager",
+        "MLflowReleaseManager",
         "MemoryProgramStateManager",
+        "PlotReleaseManager",
         "Run",
         "TableDataSource",
         "TableDataSourceIterator",
+        "TensorBoardReleaseManager",
     ],
     "fedstack.service": [
         "ClusterDef",

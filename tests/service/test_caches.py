@@ -64,6 +64,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.leaves.xla.jax_api._process": (1, "the process that has imported JAX"),
     "computations.leaves.xla.xla_program._OPTIONS": (CONSTANT, "options of XLA"),
     "demo.training._FILES": (CONSTANT, "examples"),
+    "program.releases.figures._METADATA": (CONSTANT, "kinds of pictures"),
     "backends.ray_cluster.ray_api._OPTIONS": (CONSTANT, "resources with options of their own"),
     "backends.ray_cluster.ray_contexts._DEFAULTS": (CONSTANT, "options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),

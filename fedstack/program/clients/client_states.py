@@ -219,9 +219,9 @@ class ClientStates(SavedClientStates, StagedReleases):
                 names.update(shard.name for shard in update.shards)
             self._store.remove_others(names)
 
-    def close(self) -> None:
+    def unlock(self) -> None:
         """Lets other runs use the folder. Idempotent. The state manager calls it when it is closed."""
-        self._store.close()
+        self._store.unlock()
 
     def __repr__(self) -> str:
         return f"<ClientStates in {self._path or 'memory'}>"

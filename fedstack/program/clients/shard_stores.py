@@ -49,7 +49,7 @@ class ShardStore(Protocol):
         """Removes all shards but those with the given names."""
         ...
 
-    def close(self) -> None:
+    def unlock(self) -> None:
         """Lets others use the store. Idempotent."""
         ...
 
@@ -71,7 +71,7 @@ class MemoryStore:
     def remove_others(self, names: Collection[str]) -> None:
         """Does nothing."""
 
-    def close(self) -> None:
+    def unlock(self) -> None:
         """Does nothing."""
 
 
@@ -142,7 +142,7 @@ class FolderStore:
         for path in old:
             path.unlink(missing_ok=True)
 
-    def close(self) -> None:
+    def unlock(self) -> None:
         """Lets other runs use the folder. Idempotent."""
         self._lock.release()
 

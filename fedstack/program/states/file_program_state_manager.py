@@ -189,7 +189,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def close(self) -> None:
         """Lets other runs use the folder, and the files of what is released with the states. Idempotent."""
         for one in self._releases:
-            one.close()
+            one.unlock()
         self._lock.release()
 
     def _path(self, version: int) -> Path:

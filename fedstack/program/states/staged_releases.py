@@ -47,5 +47,5 @@ class StagedReleases:
           kept: What `staged` has returned for each of them.
         """
 
-    def close(self) -> None:
+    def unlock(self) -> None:
         """Lets other runs use what belongs to the releases. Idempotent."""
