@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
     from fedstack.computations.leaves.python_computation import python_computation
     from fedstack.computations.leaves.xla.jax_computation import jax_computation
+    from fedstack.computations.values.example_types import type_of
     from fedstack.contexts.explain import explain
     from fedstack.contexts.in_force import use_context
     from fedstack.contexts.local_contexts import (
@@ -91,6 +92,7 @@ __all__ = [
     "set_sync_ray_execution_context",
     "set_sync_remote_execution_context",
     "sizing_executor_factory",
+    "type_of",
     "use_context",
 ]
 
@@ -130,6 +132,7 @@ _MODULES = {
     "set_sync_ray_execution_context": "backends.ray_cluster.ray_contexts",
     "set_sync_remote_execution_context": "backends.remote_contexts",
     "sizing_executor_factory": "executors.factories",
+    "type_of": "computations.values.example_types",
     "use_context": "contexts.in_force",
 }
 

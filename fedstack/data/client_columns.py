@@ -259,10 +259,10 @@ def _has_mask(value: object) -> bool:
     return suspect and any(map(_has_mask, items))
 
 
-def unusable_ids(error: TypeError, column: str) -> InvalidValueError:
-    """Returns the error to raise for client ids that are not hashable."""
+def unusable_ids(error: TypeError, column: str, what: str = "client id") -> InvalidValueError:
+    """Returns the error to raise for client ids, or other names of groups of rows, that are not hashable."""
     return InvalidValueError(
-        f"Expected hashable client ids in column {column!r}, found an id that cannot be hashed: {error}; use text or "
+        f"Expected hashable {what}s in column {column!r}, found one that cannot be hashed: {error}; use text or "
         "integers"
     )
 

@@ -108,40 +108,64 @@ def sorted_by_client(
     return places, sorted_columns
 
 
-def _opened(table: object, client_id: str, where: str) -> tuple[list[str], Any]:
-    """Returns the names of a table's columns, and the table or the columns by name."""
-    if isinstance(cast(object, client_id), list):  # pandas' groupby accepts a list of columns
+def rows_column(table: object, name: str, where: str) -> NDArray[Any]:
+    """Returns a column of a table with one value per row, `dtype[rows]`.
+
+    Args:
+      table: A mapping from names to columns, a data frame, or an Arrow table; see `by_client`.
+      name: The name of the column.
+      where: The name of the function to which the table was passed, for error messages.
+
+    Raises:
+      TypeMismatchError: If the table is of another type, or the column is a masked array.
+      InvalidValueError: If the column is missing, shares its name with another column, lacks a value in a row, or has
+        several values in each row.
+    """
+    names, opened = _opened(table, name, where)
+    if isinstance(table, RayDataset):
+        raise TypeMismatchError(f"Expected a table in memory for {where}, found a dataset of Ray; take its rows first")
+    _check_named(names, (name,), where)
+    return one_per_row(_id_array(opened[name], f"column {name!r}"), f"column {name!r}", "value")
+
+
+def one_per_row(column: NDArray[Any], path: str, what: str) -> NDArray[Any]:
+    """Returns the column itself.
+
+    Raises:
+      InvalidValueError: If the array does not have one dimension.
+    """
+    if column.ndim != 1:
+        raise InvalidValueError(
+            f"Expected one {what} per row in {path}, found an array of shape {list(column.shape)}; use a "
+            "one-dimensional column"
+        )
+    return column
+
+
+def _opened(table: Any, column: str, where: str) -> tuple[list[str], Any]:
+    """Returns the names of the columns of a table, and an object that returns each column by name."""
+    if isinstance(cast(object, column), list):  # pandas' groupby accepts a list of columns
         raise TypeMismatchError(
-            f"Expected the name of one column as client_id of {where}, found {describe(client_id)}; combine the "
-            "columns into one column first"
+            f"Expected the name of one column as client_id of {where}, found {describe(column)}; combine the columns "
+            "into one column first"
         )
     if is_lazy(table):  # accessing the columns of a lazy table would cause a warning
         raise TypeMismatchError(
             f"Expected a table for {where}, found a lazy `{type(table).__name__}`; call collect() first"
         )
     arrow = columns_of_arrow(table) if speaks_arrow(table) else None
-    return (_column_names(table, client_id, where), cast(Any, table)) if arrow is None else arrow
+    return (_column_names(table, column, where), table) if arrow is None else arrow
 
 
 def _kept(names: list[str], client_id: str, columns: Sequence[str] | None, where: str) -> list[str]:
     kept = [name for name in names if name != client_id] if columns is None else list(columns)
-    for name in (client_id, *kept):
-        if name not in names:
-            raise InvalidValueError(
-                f"Expected a column named {name!r} for {where}, found the columns {names}; use one of these names"
-            )
-    check_named_once(names, (client_id, *kept), where)
+    _check_named(names, (client_id, *kept), where)
     return kept
 
 
 def _arrays(opened: Any, client_id: str, kept: list[str]) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
     """Returns the client id of each row, and the columns to keep."""
-    ids = _id_array(opened[client_id], f"column {client_id!r}")
-    if ids.ndim != 1:
-        raise InvalidValueError(
-            f"Expected one client id per row in column {client_id!r}, found an array of shape {list(ids.shape)}; use a "
-            "one-dimensional column"
-        )
+    ids = one_per_row(_id_array(opened[client_id], f"column {client_id!r}"), f"column {client_id!r}", "client id")
     arrays = {name: full_column(opened[name], f"column {name!r}") for name in kept}
     for name, array in arrays.items():
         if array.shape[:1] != ids.shape:
@@ -152,16 +176,25 @@ def _arrays(opened: Any, client_id: str, kept: list[str]) -> tuple[NDArray[Any],
     return ids, arrays
 
 
-def _column_names(table: object, client_id: str, where: str) -> list[str]:
+def _check_named(names: list[str], wanted: Sequence[str], where: str) -> None:
+    for name in wanted:
+        if name not in names:
+            raise InvalidValueError(
+                f"Expected a column named {name!r} for {where}, found the columns {names}; use one of these names"
+            )
+    check_named_once(names, wanted, where)
+
+
+def _column_names(table: object, column: str, where: str) -> list[str]:
     if isinstance(table, Mapping):
         return list(cast("Mapping[str, object]", table))
     if isinstance(table, RayDataset):
-        return columns_of(table, client_id)
+        return columns_of(table, column)
     if is_data_frame(table):
         return list(table.columns)
     advice = "pass a dict from column names to arrays"
     if type(table).__module__.startswith("ray.data."):  # a grouped dataset, for example
-        advice = f"pass the dataset itself: by_client(dataset, {client_id!r})"
+        advice = f"pass the dataset itself: by_client(dataset, {column!r})"
     raise TypeMismatchError(
         f"Expected a mapping of columns or a data frame for {where}, found `{type(table).__name__}`; {advice}"
     )
@@ -188,12 +221,13 @@ def _id_array(column: Any, path: str) -> NDArray[Any]:
     return ids
 
 
-def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[np.intp]]]:
+def group_rows(ids: NDArray[Any], column: str, what: str = "client id") -> tuple[list[Any], list[NDArray[np.intp]]]:
     """Returns the distinct ids, and the indices of the rows of each id.
 
     Args:
       ids: The id of each row.
       column: The name of the column of ids, for error messages.
+      what: What an id is, for error messages.
 
     Raises:
       InvalidValueError: If a row has no id, or an id is not hashable.
@@ -205,13 +239,13 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
     try:
         inverse = np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.intp, len(values))
     except TypeError as error:
-        raise unusable_ids(error, column) from error
+        raise unusable_ids(error, column, what) from error
     for value in numbers:
         if is_missing(value):
             row = next(row for row, other in enumerate(values) if other is value)
             raise InvalidValueError(
-                f"Expected a client id in every row of column {column!r}, found {value!r} in row {row}; "
-                "drop rows without an id, or assign ids to them"
+                f"Expected a {what} in every row of column {column!r}, found {value!r} in row {row}; "
+                f"drop rows without a {what}, or fill it in"
             )
     # A stable sort by number makes the rows of each client contiguous and keeps their order.
     stops = np.cumsum(np.bincount(inverse, minlength=len(numbers)))

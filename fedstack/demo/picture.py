@@ -10,7 +10,7 @@ from fedstack.demo.training import Round
 from fedstack.foundations.error_text import counted
 
 try:
-    from fedstack.program.releases.figures import Figure, MaxNLocator, PercentFormatter
+    from fedstack.observe.figures import Figure, MaxNLocator, PercentFormatter
 except ImportError as error:
     raise ImportError('The demo needs matplotlib; install it with: pip install "fedstack[demo]"') from error
 

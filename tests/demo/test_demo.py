@@ -158,7 +158,7 @@ def test_without_its_extra_the_demo_says_what_to_install(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
-    for module in ("fedstack.demo.picture", "fedstack.program.releases.figures"):
+    for module in ("fedstack.demo.picture", "fedstack.observe.figures"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["demo", "--out", str(tmp_path)]) == 1

@@ -322,7 +322,7 @@ class TestDatasets:
         ("who", "message"),
         [
             ([1, 2], r"ArrowTypeError: Sorting not supported.*; use ids of one sortable type"),
-            ({"a": 1}, r"in column .*, found an id that cannot be hashed: unhashable type: 'dict'"),
+            ({"a": 1}, r"in column .*, found one that cannot be hashed: unhashable type: 'dict'"),
         ],
     )
     def test_need_ids_that_are_in_an_order(self, who, message):

@@ -64,7 +64,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.leaves.xla.jax_api._process": (1, "the process that has imported JAX"),
     "computations.leaves.xla.xla_program._OPTIONS": (CONSTANT, "options of XLA"),
     "demo.training._FILES": (CONSTANT, "examples"),
-    "program.releases.figures._METADATA": (CONSTANT, "kinds of pictures"),
+    "observe.figures._METADATA": (CONSTANT, "kinds of pictures"),
     "backends.ray_cluster.ray_api._OPTIONS": (CONSTANT, "resources with options of their own"),
     "backends.ray_cluster.ray_contexts._DEFAULTS": (CONSTANT, "options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),
@@ -168,7 +168,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "command_line.serve_options._MORE": (CONSTANT, "options"),
     **{
         f"command_line.{name}_command.COMMAND.{kept}": (CONSTANT, "what a subcommand takes")
-        for name in ("certs", "check", "demo", "serve", "status")
+        for name in ("certs", "check", "demo", "runs", "serve", "status")
         for kept in ("context_settings", "params")
     },
     "service.host.host.servers_here._servers": (None, "servers of this process that have started"),
@@ -239,7 +239,12 @@ _KEEPERS = (MutableMapping, MutableSequence, MutableSet, collections.deque, _CAC
 
 
 # These packages are not installed for every Python.
-OPTIONAL = {"fedstack.demo": "matplotlib", "fedstack.backends.ray_cluster": "ray"}
+OPTIONAL = {
+    "fedstack.demo": "matplotlib",
+    "fedstack.observe.figures": "matplotlib",
+    "fedstack.program.releases.mlflow_run": "mlflow",
+    "fedstack.backends.ray_cluster": "ray",
+}
 NOT_SEARCHED = (
     "fedstack.proto",
     "fedstack.testing",

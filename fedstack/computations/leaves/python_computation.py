@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.computation_pickles import WrittenFunction, write_function
-from fedstack.computations.leaves.declared_types import ParameterTypes, parameter_type, plain_containers, plain_type
+from fedstack.computations.leaves.declared_types import ParameterTypes, parameter_type, plain_type
 from fedstack.computations.leaves.function_pickles import Reduced
 from fedstack.computations.leaves.leaf import raise_leaf_error
 from fedstack.computations.leaves.named_functions import Decorated
@@ -24,7 +24,6 @@ from fedstack.computations.types.language import (
     Value,
     computation_pb2,
     get_context_stack,
-    infer_type,
 )
 from fedstack.computations.types.language_mistakes import explain_missing_contexts, note_fix
 from fedstack.computations.types.type_structure import (
@@ -34,6 +33,7 @@ from fedstack.computations.types.type_structure import (
     is_scalar,
     zeros,
 )
+from fedstack.computations.values.example_types import type_at
 from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError, TypeMismatchError
 from fedstack.foundations.number_checks import check_bool
 
@@ -269,7 +269,7 @@ def _inferred(function: Callable[..., object], name: str, parameter: Type | None
                 raise_leaf_error(error, name, None)
         if value is None:
             raise InvalidComputationError("the function returned None; add a return statement")
-        return plain_type(infer_type(plain_containers(value)), name)
+        return plain_type(type_at(value, "result"), name)
 
     try:
         found = call_on_zeros(1)

@@ -223,25 +223,25 @@ class Batches(HasPasses):
 
     def in_pass(self, number: int) -> Iterator[Any]:
         for rows in self.batching.cuts(self.num_rows, number):
-            yield _mapped(self.arrays, functools.partial(take, rows=rows))
+            yield mapped_arrays(self.arrays, functools.partial(take, rows=rows))
 
     def over(self, replace: Callable[[NDArray[Any]], NDArray[Any]]) -> "Batches":
         """Returns batches in which `replace` has replaced each array by a read-only array of the same shape."""
-        return Batches(_mapped(self.arrays, replace), self.num_rows, self.batching)
+        return Batches(mapped_arrays(self.arrays, replace), self.num_rows, self.batching)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({counted(self.num_rows, 'row')}, {self.batching})"
 
 
-def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+def mapped_arrays(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
     """Applies a function to each array and returns the results in the same containers."""
     if type(arrays) is dict:
-        return {key: _mapped(value, function) for key, value in cast("dict[Any, Any]", arrays).items()}
+        return {key: mapped_arrays(value, function) for key, value in cast("dict[Any, Any]", arrays).items()}
     if isinstance(arrays, dict):
         parts = cast("dict[Any, Any]", arrays)
-        return type(parts)((key, _mapped(value, function)) for key, value in parts.items())
+        return type(parts)((key, mapped_arrays(value, function)) for key, value in parts.items())
     if isinstance(arrays, tuple):
-        made = [_mapped(value, function) for value in cast("tuple[Any, ...]", arrays)]
+        made = [mapped_arrays(value, function) for value in cast("tuple[Any, ...]", arrays)]
         make = getattr(cast("Any", arrays), "_make", None)
         return tuple(made) if make is None else make(made)
     return function(cast("NDArray[Any]", arrays))

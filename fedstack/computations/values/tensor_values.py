@@ -94,7 +94,7 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
 def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
     check_nothing_missing(value, path)
     try:
-        return np.asarray(value)
+        return np.asarray(_on_host(value))
     except Exception as error:
         kind = type(value)
         if kind.__module__.partition(".")[0] == "jax" and kind.__name__.endswith("Tracer"):
@@ -104,6 +104,19 @@ def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
             ) from None
         shown = f"{kind.__name__}, whose conversion to an array raised {type(error).__name__}: {error}"
         raise TypeMismatchError(f"Expected {tensor}, found {shown}; at {path}") from error
+
+
+def _on_host(value: object) -> object:
+    """Returns a tensor of PyTorch in a form that NumPy reads: without gradient, in the memory of the host.
+
+    PyTorch is not imported for this: its tensors are recognized by their methods. Other values are returned unchanged.
+    """
+    kind = type(value)
+    if not (hasattr(kind, "detach") and hasattr(kind, "cpu")):
+        return value
+    tensor = cast(Any, value).detach().cpu()
+    # NumPy cannot read PyTorch's bfloat16, but each of its values is exact in 32 bits.
+    return np.asarray(tensor.float()).astype("bfloat16") if str(tensor.dtype) == "torch.bfloat16" else tensor
 
 
 _set_writeable = cast("Callable[[np.ndarray, bool], None]", np.ndarray.setflags)

@@ -49,7 +49,7 @@ class PlotReleaseManager(TableReleaseManager):
         key_fieldname: str = "round",
         title: str | None = None,
     ) -> None:
-        from fedstack.program.releases.figures import SUFFIXES
+        from fedstack.observe.figures import SUFFIXES
 
         paths = [file_path] if isinstance(file_path, (str, os.PathLike)) else list(file_path)
         for path in paths or [""]:
@@ -84,7 +84,7 @@ class PlotReleaseManager(TableReleaseManager):
         return self._drawn(rows, self._path.suffix.lower())
 
     def _drawn(self, rows: list[Row], suffix: str) -> bytes:
-        from fedstack.program.releases.figures import draw_panels, picture_of
+        from fedstack.observe.figures import draw_panels, picture_of
 
         note = base64.b64encode(zlib.compress(json.dumps(rows).encode())).decode()
         curves: dict[str, list[tuple[int, float]]] = {}

@@ -360,8 +360,8 @@ def raises(x):
     [
         (raises, "from a call with zeros; .*ValueError: not for zeros"),
         (lambda x: None, "returned None; add a return statement"),
-        (lambda x: object(), "Cannot infer the type of the result"),
-        (lambda x: iter([x]), "Cannot infer the type of the result"),
+        (lambda x: object(), "Cannot infer the result type of .* at result;"),
+        (lambda x: iter([x]), "Cannot infer the result type of .* at result;"),
     ],
 )
 def test_a_result_type_that_cannot_be_found_is_an_error_that_says_how_to_state_it(function, message):

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from fedstack.errors import InvalidValueError, ProgramStateError
+from fedstack.observe.figures import SUFFIXES, draw_panels
 from fedstack.program import FileProgramStateManager, PlotReleaseManager
-from fedstack.program.releases.figures import SUFFIXES, draw_panels
 
 
 def release(manager: PlotReleaseManager, *rounds: tuple[object, int]) -> None:
@@ -193,7 +193,7 @@ def test_it_is_a_release_manager_of_the_language(tmp_path: Path) -> None:
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "fedstack.program.releases.figures")
+    monkeypatch.delitem(sys.modules, "fedstack.observe.figures")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r'pip install "fedstack\[plots\]"'):
         PlotReleaseManager(tmp_path / "m.png")

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 try:
     # pyplot is avoided, because it keeps figures in memory and selects a windowing system.
     import matplotlib
+    from matplotlib import colormaps
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 except ModuleNotFoundError as error:
     raise ImportError(f'Pictures need {error.name}; install it with: pip install "fedstack[plots]"') from error
 
-__all__ = ["Figure", "MaxNLocator", "PercentFormatter", "draw_panels", "picture_of"]
+__all__ = ["Axes", "Figure", "MaxNLocator", "PercentFormatter", "colormaps", "draw_panels", "picture_of"]
 
 # Where a picture has its note. None of them has a date.
 _METADATA: Mapping[str, tuple[str, Mapping[str, None]]] = {
