@@ -4,11 +4,26 @@ import sys
 from collections.abc import Sequence
 
 from fedstack._version import __version__
-from fedstack.command_line import certs_command, check_command, demo_command, serve_command, status_command
+from fedstack.command_line import (
+    certs_command,
+    check_command,
+    demo_command,
+    explain_error_command,
+    serve_command,
+    status_command,
+)
 from fedstack.command_line.command import run_command_line
 
 COMMANDS = tuple(
-    module.COMMAND for module in (demo_command, serve_command, check_command, status_command, certs_command)
+    module.COMMAND
+    for module in (
+        demo_command,
+        serve_command,
+        check_command,
+        status_command,
+        certs_command,
+        explain_error_command,
+    )
 )
 
 
