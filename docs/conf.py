@@ -47,6 +47,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # attrs and `Attributes:` document the same names
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # the default underlines names of modules
 html_title = f"fedstack {release}"
 html_static_path = ["site/static"]
 html_extra_path = ["site/extra"]
