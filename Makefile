@@ -34,7 +34,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long check lint bench soak simulate mutants count protos environments matrix clean
+.PHONY: help demo test long check lint bench soak simulate mutants count protos environments matrix docs dist wheels clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -118,6 +118,35 @@ matrix-%: .venv-%/.installed-test | .venv/.installed-dev
 		$(NOT_CORE:%=--ignore=%) $(JAX_TESTS:%=--ignore=%)
 	.venv-$*/bin/python -m pytest -q -p no:cacheprovider -m "not slow and not long and not soak" $(JAX_CORE_TESTS)
 
+docs: .venv/.installed-dev ## build the site of the documentation into build/site
+	$(BIN)/sphinx-build --quiet --jobs 2 --fail-on-warning --keep-going --conf-dir docs \
+		--doctree-dir build/doctrees . build/site
+
+# The time in the archives, so that a commit is always the same bytes.
+dist: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+dist: .venv/.installed-release ## build the wheel, the sdist and the bill of materials of a release into dist
+	rm -rf dist build/runtime
+	$(BIN)/python -m hatchling build --directory dist
+	$(BIN)/twine check --strict dist/*
+	$(call make_venv,build/runtime,$(PYTHON),--without-pip)
+	$(BIN)/python -m pip --python build/runtime/bin/python $(INSTALL) --no-compile dist/*.whl
+	version=$$($(BIN)/python -m hatchling version) \
+	&& sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > build/runtime/pyproject.toml \
+	&& $(BIN)/cyclonedx-py environment --output-reproducible --pyproject build/runtime/pyproject.toml --mc-type library \
+		--output-file "dist/fedstack-$$version.cdx.json" build/runtime/bin/python
+
+# The Pythons in which a release is tried, where they are found.
+WHEELS ?= 3.10 3.11 3.12 3.13
+
+wheels: $(foreach version,$(WHEELS),$(if $(call find_python,$(version)),wheels-$(version))) ## run the demo from the wheel
+
+# What users get: the wheel in an environment of its own, away from this checkout.
+wheels-%: dist
+	rm -rf build/wheel-$*
+	$(call make_venv,build/wheel-$*,$(call find_python,$*),--without-pip)
+	$(BIN)/python -m pip --python build/wheel-$*/bin/python $(INSTALL) --no-compile "$$(ls dist/*.whl)[demo]"
+	cd build/wheel-$* && bin/fedstack demo --rounds 3 --out demo-out && bin/fedstack explain-error LeafError
+
 clean: ## remove all that make made, the virtual environments too
 	rm -rf .venv .venv-* build dist demo-out .pytest_cache .hypothesis .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -132,6 +161,10 @@ clean: ## remove all that make made, the virtual environments too
 .venv/.installed-dev: $(INPUTS) | .venv/.newest-pip
 	$(BIN)/python -m pip $(INSTALL) --no-compile -e ".[dev]"
 	@touch .venv/.installed-demo $@
+
+.venv/.installed-release: $(INPUTS) | .venv/.newest-pip
+	$(BIN)/python -m pip $(INSTALL) -e ".[release]"
+	@touch $@
 
 .venv/.installed-demo: $(INPUTS) | .venv/.newest-pip
 	$(BIN)/python -m pip $(INSTALL) -e ".[demo]"

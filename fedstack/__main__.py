@@ -8,6 +8,7 @@ from fedstack.command_line import (
     certs_command,
     check_command,
     demo_command,
+    explain_error_command,
     runs_command,
     serve_command,
     status_command,
@@ -16,7 +17,15 @@ from fedstack.command_line.command import run_command_line
 
 COMMANDS = tuple(
     module.COMMAND
-    for module in (demo_command, serve_command, check_command, status_command, certs_command, runs_command)
+    for module in (
+        demo_command,
+        serve_command,
+        check_command,
+        status_command,
+        certs_command,
+        runs_command,
+        explain_error_command,
+    )
 )
 
 

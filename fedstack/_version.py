@@ -1,3 +1,3 @@
 """Defines the version of fedstack, which the build reads as well."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

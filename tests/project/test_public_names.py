@@ -3,8 +3,11 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PUBLIC_NAMES = {
     "fedstack": [
@@ -213,6 +216,11 @@ def test_every_public_name_is_there_and_documented(module: str) -> None:
     package = importlib.import_module(module)
     public = [getattr(package, name) for name in package.__all__]
     assert [value for value in public if callable(value) and not value.__doc__] == []
+
+
+def test_the_site_has_a_page_for_every_package() -> None:
+    pages = {path.stem for path in (ROOT / "docs" / "api").glob("fedstack*.rst")}
+    assert pages == {*PUBLIC_NAMES, "fedstack.errors"}
 
 
 def test_the_front_door_has_at_most_forty_names() -> None:

@@ -237,11 +237,9 @@ class ClientOutcomes(Sequence[ClientOutcome]):
 def client_outcomes() -> Generator[ClientOutcomes, None, None]:
     """Records what becomes of each client of the calls in the block: done, failed, late or absent.
 
-    ```
-    with fedstack.client_outcomes() as outcomes:
-        result = train_round(model, clients)
-    outcomes.to_frame().sort_values("seconds").tail()
-    ```
+        with fedstack.client_outcomes() as outcomes:
+            result = train_round(model, clients)
+        outcomes.to_frame().sort_values("seconds").tail()
 
     Calls that the block makes in other threads are not recorded. Blocks can be nested; the inner one records.
 

@@ -1,0 +1,93 @@
+"""The site of the documentation: `make docs`.
+
+The pages are the Markdown files that GitHub shows, here and in the folder above, which is therefore the source of the
+site. Files in reStructuredText are for the site alone: its first page, and the reference of the public modules.
+"""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT))
+
+from fedstack._version import __version__  # noqa: E402
+
+project = "fedstack"
+version = release = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+include_patterns = ["*.md", "benchmarks/README.md", "docs/*.md", "docs/index.rst", "docs/api/*.rst"]
+# Sphinx walks through all folders that this does not name.
+exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("benchmarks", "docs")]
+
+# Links to headings, as GitHub makes them.
+myst_heading_anchors = 4
+highlight_language = "text"
+smartquotes = False
+
+# Docstrings write names in single backticks: a link where there is a page, code everywhere else.
+default_role = "py:obj"
+nitpicky = True
+# Names of other packages, and of what is not public, have no page. Links between pages are always checked.
+nitpick_ignore_regex = [("py:.*", ".*")]
+suppress_warnings = ["ref.python"]  # a name that two modules export
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_class_signature = "mixed"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # attrs and `Attributes:` document the same names
+
+html_theme = "furo"
+pygments_dark_style = "github-dark"  # the default underlines names of modules
+html_title = f"fedstack {release}"
+html_static_path = ["site/static"]
+html_extra_path = ["site/extra"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_theme_options = {"top_of_page_buttons": []}
+
+_GROUPS = re.compile(r"^## (?P<caption>.+)\n(?P<text>(?:(?!^## ).*\n)*)", re.MULTILINE)
+
+
+def add_navigation(app: Sphinx, name: str, source: list[str]) -> None:
+    """Appends to the first page what its sidebar lists: the groups of docs/README.md."""
+    if name != root_doc:
+        return
+    for group in _GROUPS.finditer((DOCS / "README.md").read_text(encoding="utf-8")):
+        pages = re.findall(r"^\* \[(.+?)\]\((.+?)\.\w+\)", group["text"], re.MULTILINE)
+        entries = "".join(f"   {title} <{page}>\n" for title, page in pages)
+        source[0] += f"\n.. toctree::\n   :hidden:\n   :caption: {group['caption']}\n\n{entries}"
+
+
+def as_restructured_text(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
+    """Rewrites what docstrings have from Markdown: indented examples, and letters that follow a backtick."""
+    text = re.sub(r"^(\S.*)\n\n(?= {4})", r"\1\n\n::\n\n", "\n".join(lines), flags=re.MULTILINE)
+    lines[:] = re.sub(r"(?<=\w)`(?=[a-z])", r"`\\ ", text).split("\n")
+
+
+def check_public_names(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warns of public classes and functions that have no docstring of their own, or that no page shows."""
+    shown = env.domains.python_domain.objects
+    for page in sorted((DOCS / "api").glob("fedstack*.rst")):
+        module = importlib.import_module(page.stem)
+        for name in getattr(module, "__all__", ()):
+            item = getattr(module, name)
+            if callable(item) and not (item.__doc__ and f"{page.stem}.{name}" in shown):
+                logging.getLogger(__name__).warning("%s.%s is public and not documented", page.stem, name)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Is called by Sphinx."""
+    app.connect("source-read", add_navigation)
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon
+    app.connect("env-check-consistency", check_public_names)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
