@@ -168,7 +168,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "command_line.serve_options._MORE": (CONSTANT, "options"),
     **{
         f"command_line.{name}_command.COMMAND.{kept}": (CONSTANT, "what a subcommand takes")
-        for name in ("certs", "check", "demo", "runs", "serve", "status")
+        for name in ("certs", "check", "demo", "explain_error", "runs", "serve", "status")
         for kept in ("context_settings", "params")
     },
     "service.host.host.servers_here._servers": (None, "servers of this process that have started"),
