@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -87,7 +88,8 @@ class ClientStates(SavedClientStates, StagedReleases):
                 f"Expected the first state of a client as like, found the type {like}; pass a value"
             )
         layout = RecordLayout.of(like)
-        super().__init__(layout, layout.records([like], lambda _: "like"), ShardIndex())
+        self._lock = threading.Lock()
+        super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex())
         self._path = None if folder is None else Path(folder).absolute()
         run = Path(sys.argv[0] or "python").name
         self._store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
@@ -151,17 +153,25 @@ class ClientStates(SavedClientStates, StagedReleases):
                 f"Expected each client once, found {twice!r} twice; a client has one state, so let it take part once"
             )
         places = [place for place, state in enumerate(states) if not isinstance(state, ClientFailure)]
-        records = self._layout.records(
+        column = self._layout.checked(
             [states[place] for place in places], lambda index: f"the state of the client {ids[places[index]]!r}"
         )
         with self._lock:
-            shards = list(self._store.add(self._last.next, [ids[one] for one in places], records)) if places else []
-            for shard in shards:
-                self._index.add(shard)
+            shards = list(
+                self._store.add(
+                    self._last.next,
+                    [ids[place] for place in places],
+                    lambda start, stop: self._layout.records(column.slice(start, stop)),
+                )
+                if places
+                else ()
+            )
+            self._index = self._index.extended(shards)
             if few := self._index.worth_copying():
-                copies = self._store.add(self._last.next + len(shards), few, self._copied(few))
-                for shard in copies:
-                    self._index.add(shard)
+                copies = self._store.add(
+                    self._last.next + len(shards), few, lambda start, stop: self._copied(few[start:stop])
+                )
+                self._index = self._index.extended(copies)
                 shards += copies
             self._last = _Update(self._index.shards, self._last.next + len(shards))
             self._updates.add(self._last)

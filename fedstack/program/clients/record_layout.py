@@ -18,6 +18,7 @@ from fedstack.foundations.value_text import describe
 
 # Records and rows start at multiples of this number of bytes.
 _ALIGNMENT = 8
+_LARGE_BYTES = 1 << 16
 # The bytes of a record per client, of shape [clients, bytes of a record]. NumPy would not copy bytes between fields.
 Records: TypeAlias = "NDArray[np.uint8]"
 
@@ -59,8 +60,8 @@ class RecordLayout:
         layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": max(size, _ALIGNMENT)}
         return cls(state_type, np.dtype(layout), fields)
 
-    def records(self, states: Sequence[object], where: Where) -> Records:
-        """Returns the records of states.
+    def checked(self, states: Sequence[object], where: Where) -> Column:
+        """Returns a column of states.
 
         Args:
           states: A state for each client.
@@ -69,15 +70,20 @@ class RecordLayout:
         Raises:
           TypeMismatchError: If a state has another type.
         """
-        records: NDArray[np.void] = np.zeros(len(states), self.dtype)
-        columns = _leaf_columns(column_from_values(states, self.state_type, where), self.state_type)
-        for name, column in zip(self.dtype.names or (), columns):
-            if isinstance(column, RowsColumn):
-                records[name] = column.values
-            else:
-                for row, value in enumerate(column.items()):
+        return column_from_values(states, self.state_type, where)
+
+    def records(self, column: Column) -> Records:
+        """Returns the records of a column of states."""
+        records: NDArray[np.void] = np.zeros(len(column), self.dtype)
+        for name, leaf in zip(self.dtype.names or (), _leaf_columns(column, self.state_type)):
+            if isinstance(leaf, RowsColumn):
+                records[name] = leaf.values
+            elif self.dtype.itemsize < _LARGE_BYTES:
+                records[name] = np.asarray(leaf.items()).reshape(records[name].shape)
+            else:  # without a second copy of all states
+                for row, value in enumerate(leaf.items()):
                     records[name][row] = value
-        return records.view(np.uint8).reshape(len(states), self.dtype.itemsize)
+        return records.view(np.uint8).reshape(len(column), self.dtype.itemsize)
 
     def column(self, records: Records) -> Column:
         """Returns the states of records. They may share their memory, which must not change afterwards."""

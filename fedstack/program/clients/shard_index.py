@@ -16,7 +16,7 @@ _NOWHERE = -1
 
 
 class ShardIndex:
-    """Where the latest record of each client is.
+    """Where the latest record of each client is. An index does not change, so that threads read it without a lock.
 
     Args:
       shards: The shards. If several have a record of a client, that of the last one counts.
@@ -31,25 +31,32 @@ class ShardIndex:
         self._used: dict[int, int] = {}
         self._next = 0
         for shard in shards:
-            self.add(shard)
+            self._add(shard)
+
+    def extended(self, shards: Iterable[StateShard]) -> "ShardIndex":
+        """Returns an index with more shards. This one must not be extended again, as both number clients together."""
+        found = ShardIndex()
+        found._numbers = self._numbers  # readers of this index find clients in it that have no record here
+        found._shard_of, found._row_of = self._shard_of.copy(), self._row_of.copy()
+        found._shards, found._used, found._next = dict(self._shards), dict(self._used), self._next
+        for shard in shards:
+            found._add(shard)
+        return found
 
     @property
     def client_ids(self) -> list[ClientId]:
         """The clients that have records, in the order in which they got the first one."""
-        return list(self._numbers)
+        return [client for client, number in list(self._numbers.items()) if self._has(number)]
 
     @property
     def shards(self) -> list[StateShard]:
         """The shards with at least one record that counts, in their order."""
         return list(self._shards.values())
 
-    def __len__(self) -> int:
-        return len(self._numbers)
+    def _has(self, number: int) -> bool:
+        return number < len(self._shard_of) and self._shard_of[number] != _NOWHERE
 
-    def __contains__(self, client_id: object) -> bool:
-        return client_id in self._numbers
-
-    def add(self, shard: StateShard) -> None:
+    def _add(self, shard: StateShard) -> None:
         """Adds a shard, whose records are the latest ones of its clients. Shards without use are dropped."""
         number, self._next = self._next, self._next + 1
         numbers = self._numbers
@@ -83,8 +90,12 @@ class ShardIndex:
         """
         at: NDArray[np.intp] = np.array([self._numbers.get(client, _NOWHERE) for client in client_ids], np.intp)
         shard_of = np.full(len(at), _NOWHERE, np.int32)
-        known = at != _NOWHERE
+        known = (at != _NOWHERE) & (at < len(self._shard_of))
         shard_of[known] = self._shard_of[at[known]]
+        if len(set(shard_of.tolist())) == 1:  # the usual case of few clients
+            only = int(shard_of[0])
+            one = None if only == _NOWHERE else self._shards[only]
+            return {one: (list(range(len(at))), np.zeros(len(at), np.intp) if one is None else self._row_of[at])}
         order = np.argsort(shard_of, kind="stable")
         numbers, starts = np.unique(shard_of[order], return_index=True)
         found: dict[StateShard | None, tuple[list[int], NDArray[np.intp]]] = {}

@@ -1,8 +1,8 @@
 """Stores of shards: a folder with a file for each, or memory."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
@@ -11,6 +11,7 @@ from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.state_shards import ClientId, FileShard, MemoryShard, StateShard
 from fedstack.program.states.folder_lock import FolderLock
 
+RecordsOf: TypeAlias = Callable[[int, int], Records]
 _SUFFIX = ".states"
 # Files of large records have about this size, so that most of them end as a whole. Small records share one file.
 _FILE_BYTES, _LARGE_BYTES = 1 << 20, 1 << 16
@@ -20,8 +21,13 @@ _MOST_BYTES = 1 << 28
 class ShardStore(Protocol):
     """Where shards are. Their names are numbers that follow each other."""
 
-    def add(self, number: int, client_ids: Sequence[ClientId], records: Records) -> Sequence[StateShard]:
+    def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records as shards, of which the first has the given number.
+
+        Args:
+          number: The number.
+          client_ids: The clients.
+          records: Returns the records of the clients from a start to a stop (exclusive).
 
         Raises:
           ProgramStateError: If they cannot be written.
@@ -57,9 +63,9 @@ class ShardStore(Protocol):
 class MemoryStore:
     """Shards in memory, which exist as long as somebody has them. See `ShardStore`."""
 
-    def add(self, number: int, client_ids: Sequence[ClientId], records: Records) -> Sequence[StateShard]:
+    def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
-        return [MemoryShard(str(number), list(client_ids), records)]
+        return [MemoryShard(str(number), list(client_ids), records(0, len(client_ids)))]
 
     def find(self, names: Iterable[str]) -> Sequence[StateShard]:
         """Returns nothing: what was in memory does not outlive its owner."""
@@ -104,17 +110,17 @@ class FolderStore:
             ) from error
         self._lock.acquire()
 
-    def add(self, number: int, client_ids: Sequence[ClientId], records: Records) -> Sequence[StateShard]:
+    def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
         self.take()
         size = self._layout.dtype.itemsize
         rows = max((_FILE_BYTES if size >= _LARGE_BYTES else _MOST_BYTES) // size, 1)
         shards: list[StateShard] = []
-        for start in range(0, len(records), rows):
+        for start in range(0, len(client_ids), rows):
             path = self._folder / f"{number + len(shards):08d}{_SUFFIX}"
-            some = slice(start, start + rows)
+            stop = min(start + rows, len(client_ids))
             self._unsynced.add(path.name)
-            shards.append(FileShard.written(path, self._layout, list(client_ids[some]), records[some]))
+            shards.append(FileShard.written(path, self._layout, list(client_ids[start:stop]), records(start, stop)))
         return shards
 
     def find(self, names: Iterable[str]) -> Sequence[StateShard]:

@@ -21,8 +21,6 @@ from fedstack.program.states.headed_file import ALIGNMENT, FileKind, cannot_writ
 
 ClientId: TypeAlias = "str | bytes | int"
 _KIND = FileKind(b"FEDCLNTS", 1, "file of clients' states")
-# Smaller records are read through a mapping, which saves a call of the system for each.
-_MAPPED_BYTES = 1 << 16
 
 
 class StateShard(Protocol):
@@ -151,17 +149,14 @@ class FileShard:
         return found
 
     def _read(self, rows: "NDArray[np.intp]") -> Records:
+        found: Records = np.empty((len(rows), self.size), np.uint8)
         with open(self.path, "rb", buffering=0) as file:
-            if self.size < _MAPPED_BYTES:
-                mapped = np.memmap(file, np.uint8, "r", self.start, (len(self.client_ids), self.size))
-                return np.asarray(mapped[rows])
-            found: Records = np.empty((len(rows), self.size), np.uint8)
             for record, row in zip(found, cast("list[int]", rows.tolist())):
                 file.seek(self.start + row * self.size)
-                content, done = memoryview(record), 0
-                while done < self.size and (count := file.readinto(content[done:])):
+                done = cast(int, file.readinto(record))
+                while 0 < done < self.size and (count := file.readinto(memoryview(record)[done:])):
                     done += count
-            return found
+        return found
 
 
 def _as_json(client_id: ClientId) -> object:

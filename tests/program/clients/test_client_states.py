@@ -264,7 +264,7 @@ def test_any_states_come_back_in_their_bits(tmp_path_factory, like, rounds, seed
         drawn = layout.column(records.reshape(len(clients), layout.dtype.itemsize)).items()
         values = [fedstack.computations.values.containers.to_result(one, states.state_type) for one in drawn]
         states.update(sorted(clients), values)
-        known.update(zip(sorted(clients), [layout.records([one], str).tobytes() for one in values]))
+        known.update(zip(sorted(clients), [layout.records(layout.checked([one], str)).tobytes() for one in values]))
         asyncio.run(manager.save(0, number))
         if chance.random() < 0.2:
             manager.close()
@@ -272,7 +272,7 @@ def test_any_states_come_back_in_their_bits(tmp_path_factory, like, rounds, seed
             asyncio.run(manager.load_latest(0))
         assert states.client_ids == sorted(known)
         for client, content in known.items():
-            assert layout.records([states.get(client)], str).tobytes() == content
+            assert layout.records(layout.checked([states.get(client)], str)).tobytes() == content
     manager.close()
 
 
