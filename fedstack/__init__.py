@@ -45,7 +45,8 @@ if TYPE_CHECKING:
         set_async_local_execution_context,
         set_sync_local_execution_context,
     )
-    from fedstack.data.client_data import batches, client_seeds, from_generator
+    from fedstack.data.client_data import batches, from_generator
+    from fedstack.data.client_seeds import client_seeds
     from fedstack.data.client_tables import by_client
     from fedstack.errors import FedstackError
     from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
@@ -109,7 +110,7 @@ _MODULES = {
     "batches": "data.client_data",
     "by_client": "data.client_tables",
     "client_outcomes": "executors.survivors.outcomes",
-    "client_seeds": "data.client_data",
+    "client_seeds": "data.client_seeds",
     "create_async_local_execution_context": "contexts.local_contexts",
     "create_async_ray_execution_context": "backends.ray_cluster.ray_contexts",
     "create_async_remote_execution_context": "backends.remote_contexts",

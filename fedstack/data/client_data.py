@@ -1,10 +1,8 @@
-"""Prepares the data of simulated clients: batches of arrays, sequences from generator functions, and seeds."""
+"""Prepares the data of simulated clients: batches of arrays, and sequences from generator functions."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
-
-import numpy as np
 
 from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
 from fedstack.data.client_columns import check_named_once, columns_of_arrow, full_column
@@ -107,27 +105,6 @@ def frozen_arrays(arrays: Arrays, where: str) -> tuple[Any, int]:
             f"Expected arrays with equal numbers of rows at {where}, found {found}; use one row per example"
         )
     return frozen, next(iter(lengths.values()))
-
-
-def client_seeds(seed: int, n: int) -> list[int]:
-    """Returns reproducible and independent seeds, one for each of `n` clients.
-
-    The seed of client k depends only on `seed` and k, so increasing `n` does not change the seeds of existing clients.
-    Each seed is the first 64-bit word of a `SeedSequence` that is spawned from `seed`, as NumPy's `spawn` does.
-
-    Args:
-      seed: A non-negative integer of any size.
-      n: The number of clients.
-
-    Returns:
-      Integers in [0, 2**64), which fit `np.uint64`.
-
-    Raises:
-      TypeMismatchError: If an argument is not an integer.
-      InvalidValueError: If an argument is negative.
-    """
-    entropy, count = checked_seed("seed", seed), checked_seed("n", n)
-    return [int(np.random.SeedSequence(entropy, spawn_key=(k,)).generate_state(1, np.uint64)[0]) for k in range(count)]
 
 
 def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:

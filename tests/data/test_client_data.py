@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedstack.computations.values.sequences import check_re_iterable
 from fedstack.data import client_data, client_tables
-from fedstack.data.client_data import batches, client_seeds, from_generator
+from fedstack.data.client_data import batches, from_generator
+from fedstack.data.client_seeds import client_seeds
 from fedstack.data.client_tables import by_client
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
@@ -383,3 +384,26 @@ def test_client_ids_may_be_dates_and_times_of_any_unit(unit):
     found = by_client({"day": days, "x": [1, 2, 3]}, "day")
     assert [np.datetime64(day) for day in found] == [np.datetime64("2020-01-01"), np.datetime64("2020-01-02")]
     assert [part["x"].tolist() for part in found.values()] == [[2], [1, 3]]
+
+
+@given(
+    st.integers(0, 2**70), st.lists(st.one_of(st.integers(), st.text(), st.binary()), unique_by=lambda x: (type(x), x))
+)
+def test_a_clients_seed_depends_on_its_id_and_the_round_alone(seed, ids):
+    seeds = client_seeds(seed, ids, round=3)
+    assert len(set(seeds)) == len(ids)
+    assert client_seeds(seed, ids[::-1], round=3) == seeds[::-1]
+    assert [client_seeds(seed, [one], round=3)[0] for one in ids] == seeds
+    assert set(seeds).isdisjoint(client_seeds(seed, ids, round=4))
+    assert set(seeds).isdisjoint(client_seeds(seed, ids))
+
+
+def test_seeds_of_ids_are_pinned():
+    assert client_seeds(7, ["a", b"a", 1, "1"], round=2) == client_seeds(
+        7, [np.str_("a"), b"a", np.int8(1), "1"], round=2
+    )
+    assert client_seeds(7, ["a", 1]) == [1132224767193606224, 8758976934563867212]
+    with pytest.raises(TypeMismatchError, match="as client ids, found"):
+        client_seeds(7, [1.5])
+    with pytest.raises(InvalidValueError):
+        client_seeds(7, ["a"], round=-1)

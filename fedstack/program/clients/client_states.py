@@ -11,13 +11,14 @@ from weakref import WeakKeyDictionary, WeakSet
 import attrs
 
 from fedstack.computations.types.language import Type
+from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.errors import InvalidValueError
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.clients.record_layout import RecordLayout, Records
-from fedstack.program.clients.saved_client_states import SavedClientStates, checked_ids
+from fedstack.program.clients.saved_client_states import SavedClientStates
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
-from fedstack.program.clients.state_shards import ClientId, StateShard
+from fedstack.program.clients.state_shards import StateShard
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.value_reference import ValueReference

@@ -1,21 +1,17 @@
 """The states of clients as they are in a version of a program's state."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import attrs
-import numpy as np
 
 from fedstack.computations.types.language import CLIENTS, FederatedType, Type
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.deferred_column import Elsewhere, Where
 from fedstack.computations.values.tensor_values import mismatch
-from fedstack.errors import TypeMismatchError
-from fedstack.foundations.value_text import describe
+from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.shard_index import ShardIndex
-from fedstack.program.clients.state_shards import ClientId
 
 
 class SavedClientStates:
@@ -111,29 +107,3 @@ class ClientState(Elsewhere):
 
     def __repr__(self) -> str:
         return f"<ClientState of {self.client_id!r}>"
-
-
-def checked_ids(client_ids: Sequence[object]) -> list[ClientId]:
-    """Returns ids of clients as strings, bytes and whole numbers.
-
-    Raises:
-      TypeMismatchError: If an id is something else.
-    """
-    if isinstance(client_ids, (str, bytes, Mapping)) or not isinstance(cast(object, client_ids), Iterable):
-        raise TypeMismatchError(
-            f"Expected a list of client ids, found {describe(client_ids)}; put a single id into a list"
-        )
-    ids = list(client_ids)
-    if set(map(type, ids)) <= {str, int, bytes}:
-        return cast("list[ClientId]", ids)
-    return [_checked_id(one) for one in ids]
-
-
-def _checked_id(client_id: object) -> ClientId:
-    found: object = cast("np.generic[object]", client_id).item() if isinstance(client_id, np.generic) else client_id
-    if isinstance(found, (str, bytes, int)) and not isinstance(found, bool):
-        return str(found) if isinstance(found, str) else found
-    raise TypeMismatchError(
-        f"Expected strings, bytes and whole numbers as client ids, found "
-        f"{describe(cast(object, client_id))}; convert it"
-    )

@@ -4,11 +4,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from fedstack.data.client_seeds import ClientId
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.clients.record_layout import RecordLayout, Records
-from fedstack.program.clients.state_shards import ClientId, FileShard, MemoryShard, StateShard
+from fedstack.program.clients.state_shards import FileShard, MemoryShard, StateShard
 from fedstack.program.states.folder_lock import FolderLock
 
 RecordsOf: TypeAlias = Callable[[int, int], Records]

@@ -8,18 +8,18 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.data.client_seeds import ClientId
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.states.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
 
-ClientId: TypeAlias = "str | bytes | int"
 _KIND = FileKind(b"FEDCLNTS", 1, "file of clients' states")
 
 

@@ -15,10 +15,10 @@ from fedstack.computations.types.language import (
     struct_elements,
 )
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
+from fedstack.data.client_seeds import ClientId
 from fedstack.errors import InvalidComputationError
 from fedstack.program.clients.client_states import ClientStates
 from fedstack.program.clients.saved_client_states import ClientState, SavedClientStates
-from fedstack.program.clients.state_shards import ClientId
 from fedstack.program.value_reference import Path, part_of
 
 

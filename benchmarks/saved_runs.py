@@ -1,0 +1,83 @@
+"""Saves states of a program and of clients, beside bare files: written, synced and renamed."""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import random
+import tempfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+
+import fedstack
+from benchmarks.harness import Effort, Measurement, compare
+from benchmarks.stack import running
+from fedstack.program import FileProgramStateManager
+
+
+def run(effort: Effort) -> Iterator[Measurement]:
+    """Measures the save of a large model, and rounds that read and write the states of a tenth of the clients."""
+    with tempfile.TemporaryDirectory() as folder, running(1):
+        yield _model(effort, pathlib.Path(folder))
+    for clients, size in effort.pick([(20, 1000)], [(1000, 1_000_000)], [(1000, 1_000_000), (100_000, 1000)]):
+        with tempfile.TemporaryDirectory() as folder, running(1):
+            yield _clients(effort, pathlib.Path(folder), clients, size)
+
+
+def _write(path: pathlib.Path, array: Any) -> None:
+    beside = path.with_suffix(".new")
+    with open(beside, "wb") as file:
+        np.save(file, array)
+        zlib.crc32(array)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _model(effort: Effort, folder: pathlib.Path) -> Measurement:
+    model = np.random.default_rng(0).standard_normal(effort.pick(1000, 25_000_000, 25_000_000), np.float32)
+    manager = FileProgramStateManager(folder / "states", keep_total=1, keep_first=False)
+    versions = iter(range(1, 1 << 30))
+
+    def ours() -> None:
+        asyncio.run(manager.save(model, next(versions)))
+
+    with contextlib.closing(manager):
+        name = f"{model.nbytes / 1e6:,.0f} MB of a model saved"
+        return compare(name, lambda: _write(folder / "bare", model), ours, effort, times=effort.pick(None, 1.3, 1.3))
+
+
+def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> Measurement:
+    state = fl.TensorType(np.float32, [size // 4])
+    first = np.zeros(size // 4, np.float32)
+    add = fedstack.python_computation([state], state)(lambda x: x + np.float32(1))
+
+    @fl.federated_computation(fl.FederatedType(state, fl.CLIENTS))
+    def step(states: Any) -> Any:
+        return fl.federated_map(add, states)
+
+    manager = FileProgramStateManager(folder / "states", keep_total=1, keep_first=False)
+    states = fedstack.ClientStates(folder / "clients", like=first, state_manager=manager)
+    versions = iter(range(1, 1 << 30))
+    ours_draw, bare_draw = random.Random(0), random.Random(0)
+
+    def ours() -> None:
+        ids = ours_draw.sample(range(clients), clients // 10)
+        states.update(ids, step(states.select(ids)))
+        asyncio.run(manager.save(0, next(versions)))
+
+    def bare() -> None:
+        for client in bare_draw.sample(range(clients), clients // 10):
+            path = folder / f"{client}.npy"
+            _write(path, (np.load(path) if path.exists() else first) + np.float32(1))
+
+    with contextlib.closing(manager):
+        name = f"states of {clients // 10:,} of {clients:,} clients, {size:,} bytes each, read, changed and saved"
+        return compare(name, bare, ours, effort, times=effort.pick(None, 1.2, 1.2))
