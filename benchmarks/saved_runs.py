@@ -16,6 +16,7 @@ import numpy as np
 import fedstack
 from benchmarks.harness import Effort, Measurement, compare
 from benchmarks.stack import running
+from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program import FileProgramStateManager
 
 
@@ -36,9 +37,6 @@ def _write(path: pathlib.Path, array: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def _model(effort: Effort, folder: pathlib.Path) -> Measurement:
@@ -49,9 +47,13 @@ def _model(effort: Effort, folder: pathlib.Path) -> Measurement:
     def ours() -> None:
         asyncio.run(manager.save(model, next(versions)))
 
+    def bare() -> None:
+        _write(folder / "bare", model)
+        sync_folder(folder)
+
     with contextlib.closing(manager):
         name = f"{model.nbytes / 1e6:,.0f} MB of a model saved"
-        return compare(name, lambda: _write(folder / "bare", model), ours, effort, times=effort.pick(None, 1.3, 1.3))
+        return compare(name, bare, ours, effort, times=effort.pick(None, 1.3, 1.3))
 
 
 def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> Measurement:
@@ -77,6 +79,7 @@ def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> M
         for client in bare_draw.sample(range(clients), clients // 10):
             path = folder / f"{client}.npy"
             _write(path, (np.load(path) if path.exists() else first) + np.float32(1))
+        sync_folder(folder)
 
     with contextlib.closing(manager):
         name = f"states of {clients // 10:,} of {clients:,} clients, {size:,} bytes each, read, changed and saved"

@@ -1,6 +1,7 @@
 """Stores of shards: a folder with a file for each, or memory."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -17,6 +18,7 @@ _SUFFIX = ".states"
 # Files of large records have about this size, so that most of them end as a whole. Small records share one file.
 _FILE_BYTES, _LARGE_BYTES = 1 << 20, 1 << 16
 _MOST_BYTES = 1 << 28
+_SYNCS_AT_ONCE = 8
 
 
 class ShardStore(Protocol):
@@ -137,9 +139,9 @@ class FolderStore:
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""
         new = [shard for shard in shards if isinstance(shard, FileShard) and shard.name in self._unsynced]
-        for shard in new:
-            shard.sync()
         if new:
+            with ThreadPoolExecutor(min(len(new), _SYNCS_AT_ONCE)) as pool:  # the disk joins what arrives together
+                list(pool.map(FileShard.sync, new))
             sync_folder(self._folder)
         self._unsynced.difference_update(shard.name for shard in new)
 
