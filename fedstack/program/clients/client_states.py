@@ -80,9 +80,10 @@ class ClientStates(SavedClientStates, StagedReleases):
     ) -> None:
         if folder is not None and not os.fspath(folder):
             raise InvalidValueError("Expected a folder, found an empty string; pass its path, or None for memory")
-        if folder is None and state_manager is not None:
+        if (folder is None) != (state_manager is None):
             raise InvalidValueError(
-                "Expected a folder for states that are a part of the program's states, found None; pass its path"
+                "Expected a folder and a state_manager, found only one of them; the manager decides which states are "
+                "permanent. Pass both, or neither to keep states in memory"
             )
         if isinstance(like, Type):
             raise InvalidValueError(
@@ -168,7 +169,7 @@ class ClientStates(SavedClientStates, StagedReleases):
                 else ()
             )
             self._index = self._index.extended(shards)
-            if few := self._index.worth_copying():
+            if few := self._index.worth_copying(joins=self._layout.is_small):
                 copies = self._store.add(
                     self._last.next + len(shards), few, lambda start, stop: self._copied(few[start:stop])
                 )

@@ -60,6 +60,11 @@ class RecordLayout:
         layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": max(size, _ALIGNMENT)}
         return cls(state_type, np.dtype(layout), fields)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether many records are better read and written together than one by one."""
+        return self.dtype.itemsize < _LARGE_BYTES
+
     def checked(self, states: Sequence[object], where: Where) -> Column:
         """Returns a column of states.
 
@@ -78,7 +83,7 @@ class RecordLayout:
         for name, leaf in zip(self.dtype.names or (), _leaf_columns(column, self.state_type)):
             if isinstance(leaf, RowsColumn):
                 records[name] = leaf.values
-            elif self.dtype.itemsize < _LARGE_BYTES:
+            elif self.is_small:
                 records[name] = np.asarray(leaf.items()).reshape(records[name].shape)
             else:  # without a second copy of all states
                 for row, value in enumerate(leaf.items()):

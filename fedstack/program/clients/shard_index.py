@@ -11,7 +11,7 @@ from fedstack.program.clients.state_shards import StateShard
 # A shard in which this share of the records is of use is copied to a new one. So each byte that is written is copied
 # at most once in three times, and stores have at most four times the size of what they hold.
 _WORTH_COPYING = 0.25
-# With more shards, the smallest of them become one.
+# With more shards of small records, the smallest of them become one.
 _MOST_SHARDS = 4096
 _NOWHERE = -1
 
@@ -106,10 +106,14 @@ class ShardIndex:
             found[shard] = some.tolist(), rows
         return found
 
-    def worth_copying(self) -> list[ClientId]:
-        """Returns the clients whose records should be copied to a new shard, so that the store stays small."""
+    def worth_copying(self, *, joins: bool) -> list[ClientId]:
+        """Returns the clients whose records should be copied to a new shard, so that the store stays small.
+
+        Args:
+          joins: Whether many shards are worth joining because their records are small.
+        """
         few = [number for number, used in self._used.items() if used <= _WORTH_COPYING * len(self._of(number))]
-        if len(self._shards) > _MOST_SHARDS:
+        if joins and len(self._shards) > _MOST_SHARDS:
             few = list(dict.fromkeys([*few, *sorted(self._used, key=self._used.__getitem__)[: _MOST_SHARDS // 2]]))
         return [client for number in few for client in self._clients_of(number)]
 

@@ -16,7 +16,7 @@ from fedstack.program.states.folder_lock import FolderLock
 RecordsOf: TypeAlias = Callable[[int, int], Records]
 _SUFFIX = ".states"
 # Files of large records have about this size, so that most of them end as a whole. Small records share one file.
-_FILE_BYTES, _LARGE_BYTES = 1 << 20, 1 << 16
+_FILE_BYTES = 1 << 20
 _MOST_BYTES = 1 << 28
 _SYNCS_AT_ONCE = 8
 
@@ -117,7 +117,7 @@ class FolderStore:
         """Adds records; see `ShardStore.add`."""
         self.take()
         size = self._layout.dtype.itemsize
-        rows = max((_FILE_BYTES if size >= _LARGE_BYTES else _MOST_BYTES) // size, 1)
+        rows = max((_MOST_BYTES if self._layout.is_small else _FILE_BYTES) // size, 1)
         shards: list[StateShard] = []
         for start in range(0, len(client_ids), rows):
             path = self._folder / f"{number + len(shards):08d}{_SUFFIX}"

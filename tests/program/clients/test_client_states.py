@@ -335,3 +335,29 @@ def test_values_of_clients_that_are_no_states_are_refused_in_a_program(in_progra
             step([*states.select(["a"]), FIRST], [1.0, 1.0])
 
     asyncio.run(run())
+
+
+def test_a_folder_and_a_state_manager_go_together(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match="found only one of them"):
+        ClientStates(tmp_path, like=FIRST)
+    with pytest.raises(InvalidValueError, match="found only one of them"):
+        ClientStates(like=FIRST, state_manager=FileProgramStateManager(tmp_path))
+
+
+def test_many_small_shards_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstack.program.clients.shard_index._MOST_SHARDS", 8)
+    manager, states = in_folder(tmp_path, keep_total=1, keep_first=False)
+    for client in range(50):
+        states.update([client], [np.full(3, client, np.float32)])
+        asyncio.run(manager.save(0, client + 1))
+        assert len(names(tmp_path)) <= 9
+    assert [states.get(client)[0] for client in range(50)] == list(range(50))
+
+
+def test_large_states_have_files_of_their_own(tmp_path: Path) -> None:
+    manager, states = in_folder(tmp_path, like=np.zeros(1 << 18, np.float32), keep_total=1, keep_first=False)
+    for number in range(1, 4):
+        states.update([1, 2, 3][:number], [np.full(1 << 18, number, np.float32)] * number)
+        asyncio.run(manager.save(0, number))
+        assert len(names(tmp_path)) == number
+    assert [states.get(client)[-1] for client in (1, 2, 3)] == [3, 3, 3]
