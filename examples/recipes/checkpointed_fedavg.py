@@ -16,14 +16,14 @@ import fedstack
 from fedstack.data.partition import DirichletPartitioner
 from fedstack.program import FederatedContext, PlotReleaseManager, Run, TableDataSource
 
-CLIENTS, PER_ROUND, STEPS, RATE, SEED = 20, 10, 10, np.float32(0.3), 0
+PER_ROUND, STEPS, RATE, SEED = 10, 10, np.float32(0.3), 0
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=20)
 parser.add_argument("--out", type=Path, default=Path("out"))
 options = parser.parse_args()
 x, y = (array.astype(np.float32) for array in load_digits(return_X_y=True))
 held_out, rest = np.split(np.random.default_rng(SEED).permutation(len(y)), [360])
-split = DirichletPartitioner(CLIENTS, alpha=0.3).partition(y[rest], seed=SEED)
+split = DirichletPartitioner(20, alpha=0.3).partition(y[rest], seed=SEED)
 table = {"client": split.owners, "x": x[rest] / 16, "y": y[rest].astype(np.int32)}
 source = TableDataSource(table, "client", seed=SEED)
 MODEL, ROWS = (np.float32, [64, 10]), source.federated_type.member
@@ -62,8 +62,7 @@ async def train():
             await metrics.release({"accuracy": accuracy}, number)
             await run.states.save(state, number)
             print(run.metrics.rows()[-1], flush=True)
-    end = run.metrics.rows()[-1]
-    print(f"accuracy {end['accuracy']:.2f} on held-out digits after {end['round']} rounds, {last} of them before")
+    print("accuracy {accuracy:.2f} after {round} rounds;".format(**run.metrics.rows()[-1]), last, "of them were there")
 
 
 fl.framework.set_default_context(FederatedContext(fedstack.create_async_local_execution_context()))
