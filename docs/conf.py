@@ -23,7 +23,14 @@ project = "fedstack"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "benchmarks/README.md", "docs/*.md", "docs/index.rst", "docs/api/*.rst"]
+include_patterns = [
+    "*.md",
+    "benchmarks/README.md",
+    "docs/*.md",
+    "docs/gallery/*.md",
+    "docs/index.rst",
+    "docs/api/*.rst",
+]
 # Sphinx walks through all folders that this does not name.
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("benchmarks", "docs")]
 
@@ -68,6 +75,15 @@ def add_navigation(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += f"\n.. toctree::\n   :hidden:\n   :caption: {group['caption']}\n\n{entries}"
 
 
+def add_recipes(app: Sphinx, name: str, source: list[str]) -> None:
+    """Appends its script to the page of a recipe, and the pages of all recipes to the sidebar below the gallery."""
+    folder, _, recipe = name.rpartition("/")
+    if name == "docs/gallery":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\ngallery/*\n```\n"
+    elif folder == "docs/gallery":
+        source[0] += f"\n```{{literalinclude}} ../../examples/recipes/{recipe}.py\n:language: python\n```\n"
+
+
 def as_restructured_text(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
     """Rewrites what docstrings have from Markdown: indented examples, and letters that follow a backtick."""
     text = re.sub(r"^(\S.*)\n\n(?= {4})", r"\1\n\n::\n\n", "\n".join(lines), flags=re.MULTILINE)
@@ -88,6 +104,7 @@ def check_public_names(app: Sphinx, env: BuildEnvironment) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Is called by Sphinx."""
     app.connect("source-read", add_navigation)
+    app.connect("source-read", add_recipes)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon
     app.connect("env-check-consistency", check_public_names)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, ROOT / "benchmarks" / "README.md"]
+GALLERY = sorted((ROOT / "docs" / "gallery").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *GALLERY, ROOT / "benchmarks" / "README.md"]
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 
 
@@ -47,6 +48,22 @@ def test_the_index_lists_every_page() -> None:
 def test_the_readme_lists_every_page() -> None:
     listed = targets_of(ROOT / "README.md")
     assert [page.name for page in DOCS if page not in listed] == []
+
+
+def test_the_gallery_lists_every_recipe() -> None:
+    listed = targets_of(ROOT / "docs" / "gallery.md")
+    recipes = {path.stem for path in (ROOT / "examples" / "recipes").glob("*.py")}
+    assert {page.stem for page in GALLERY} == recipes
+    assert [page.name for page in GALLERY if page not in listed] == []
+
+
+@pytest.mark.parametrize("page", GALLERY, ids=lambda page: page.stem)
+def test_the_page_of_a_recipe_shows_its_picture_and_leads_to_its_script(page: Path) -> None:
+    script = ROOT / "examples" / "recipes" / f"{page.stem}.py"
+    pictures = {page.with_suffix(suffix) for suffix in (".png", ".svg")}
+    assert script in targets_of(page)
+    assert pictures & targets_of(page)
+    assert pictures & targets_of(ROOT / "docs" / "gallery.md")
 
 
 def test_pages_that_code_and_tests_name_exist() -> None:

@@ -47,7 +47,9 @@ PAGES = (
     "docs/scaling.md",
 )
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-ALL_TEXT = "".join(TEXTS.values())
+# The pages of recipes have no code of their own: they lead to scripts, which tests/demo runs.
+GALLERY = [ROOT / "docs" / "gallery.md", *sorted((ROOT / "docs" / "gallery").glob("*.md"))]
+ALL_TEXT = "".join([*TEXTS.values(), *(page.read_text(encoding="utf-8") for page in GALLERY)])
 MOST_LINES = 150
 # With all that it needs PyTorch takes gigabytes, and DrJAX is shown only for comparison, so they are no part of the
 # development environment: where they are not installed, what needs them is compiled only.
@@ -218,7 +220,7 @@ def test_a_command_in_the_pages_can_be_typed(arguments: list[str]) -> None:
 
 def test_an_option_in_the_pages_is_one_of_some_command() -> None:
     known = {name for command in COMMANDS for option in command.params for name in option.opts + option.secondary_opts}
-    scripts = [*(ROOT / "examples").glob("*.py"), ROOT / "tests" / "mutants" / "mutants.py"]
+    scripts = [*(ROOT / "examples").rglob("*.py"), ROOT / "tests" / "mutants" / "mutants.py"]
     script_texts = "".join(path.read_text(encoding="utf-8") for path in scripts)
     options = set(re.findall(r"--[a-z][a-z-]+", ALL_TEXT))
     assert [option for option in sorted(options - known) if f'"{option}"' not in script_texts] == []

@@ -1,0 +1,69 @@
+"""FedAvg that is killed and goes on: states, metrics and a picture in one folder (McMahan et al., 2017).
+
+`fedstack.program.Run` saves the model and the iterator that draws clients after each round. Press Ctrl-C and start the
+script again: it goes on, and the results have the same bits. `fedstack runs FOLDER` lists the runs of a folder.
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+import federated_language as fl
+import numpy as np
+from sklearn.datasets import load_digits
+
+import fedstack
+from fedstack.data.partition import DirichletPartitioner
+from fedstack.program import FederatedContext, PlotReleaseManager, Run, TableDataSource
+
+PER_ROUND, STEPS, RATE, SEED = 10, 10, np.float32(0.3), 0
+parser = argparse.ArgumentParser()
+parser.add_argument("--rounds", type=int, default=20)
+parser.add_argument("--out", type=Path, default=Path("out"))
+options = parser.parse_args()
+x, y = (array.astype(np.float32) for array in load_digits(return_X_y=True))
+held_out, rest = np.split(np.random.default_rng(SEED).permutation(len(y)), [360])
+split = DirichletPartitioner(20, alpha=0.3).partition(y[rest], seed=SEED)
+table = {"client": split.owners, "x": x[rest] / 16, "y": y[rest].astype(np.int32)}
+source = TableDataSource(table, "client", seed=SEED)
+MODEL, ROWS = (np.float32, [64, 10]), source.federated_type.member
+
+
+@fedstack.python_computation([MODEL, ROWS], {"model": MODEL, "rows": np.float32})
+def train_on_client(model, rows):
+    for _ in range(STEPS):
+        odds = np.exp(rows["x"] @ model)
+        error = odds / odds.sum(axis=1, keepdims=True) - np.eye(10, dtype=np.float32)[rows["y"]]
+        model = model - RATE * rows["x"].T @ error / np.float32(len(error))
+    return {"model": model, "rows": np.float32(len(rows["y"]))}
+
+
+@fedstack.python_computation([MODEL], np.float32)
+def accuracy_of(model):
+    return ((x[held_out] / 16 @ model).argmax(axis=1) == y[held_out]).mean(dtype=np.float32)
+
+
+@fl.federated_computation(fl.FederatedType(MODEL, fl.SERVER), fl.FederatedType(ROWS, fl.CLIENTS))
+def train_round(model, rows):
+    trained = fl.federated_map(train_on_client, (fl.federated_broadcast(model), rows))
+    model = fl.federated_mean(trained.model, weight=trained.rows)
+    return model, fl.federated_map(accuracy_of, model)
+
+
+async def train():
+    with Run(options.out / "checkpointed_fedavg", seed=SEED) as run:
+        plot = PlotReleaseManager(options.out / "checkpointed_fedavg.svg", state_manager=run.states)
+        metrics = fl.program.GroupingReleaseManager([run.metrics, plot])
+        state = {"model": np.zeros((64, 10), np.float32), "clients": source.iterator()}
+        found, last = await run.states.load_latest(state)
+        state = found or state
+        for number in range(last + 1, options.rounds + 1):
+            state["model"], accuracy = train_round(state["model"], state["clients"].select(PER_ROUND))
+            await metrics.release({"accuracy": accuracy}, number)
+            await run.states.save(state, number)
+            print(run.metrics.rows()[-1], flush=True)
+    print("accuracy {accuracy:.2f} after {round} rounds;".format(**run.metrics.rows()[-1]), last, "of them were there")
+
+
+fl.framework.set_default_context(FederatedContext(fedstack.create_async_local_execution_context()))
+asyncio.run(train())

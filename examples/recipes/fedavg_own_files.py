@@ -1,0 +1,69 @@
+"""FedAvg on a folder of CSV files, one for each client (McMahan et al., 2017).
+
+In each round, clients train the model on their rows, and the server averages: model = sum_k n_k / n * model_k, where
+client k has n_k rows. A file has a line of names, and columns of numbers, of which the last one is the class, from 0.
+"""
+
+import argparse
+from pathlib import Path
+
+import federated_language as fl
+import numpy as np
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+
+import fedstack
+from fedstack.data.partition import DirichletPartitioner
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", type=Path, help="the folder with the files; without, one is made of digits")
+parser.add_argument("--rounds", type=int, default=30)
+parser.add_argument("--out", type=Path, default=Path("out"))
+options = parser.parse_args()
+
+
+def write_example(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels, digits = load_digits(return_X_y=True)
+    style = {"fmt": "%g", "delimiter": ",", "header": ",".join([*map(str, range(64)), "digit"]), "comments": ""}
+    for number, rows in enumerate(DirichletPartitioner(20, alpha=0.3).partition(digits, seed=0)):
+        np.savetxt(folder / f"{number:02}.csv", np.column_stack([pixels[rows] / 16, digits[rows]]), **style)
+    return folder
+
+
+files = sorted((options.data or write_example(options.out / "clients")).glob("*.csv"))
+tables = [np.loadtxt(path, np.float32, delimiter=",", skiprows=1, ndmin=2) for path in files]
+clients = [{"x": np.insert(table[:, :-1], 0, 1, axis=1), "y": table[:, -1].astype(np.int32)} for table in tables]
+training = [{name: np.delete(rows, np.s_[::5], axis=0) for name, rows in client.items()} for client in clients]
+held_out = {name: np.concatenate([client[name][::5] for client in clients]) for name in ("x", "y")}
+FEATURES, CLASSES = clients[0]["x"].shape[1], 1 + max(int(client["y"].max()) for client in clients)
+MODEL, ROWS = (np.float32, [FEATURES, CLASSES]), {"x": (np.float32, [None, FEATURES]), "y": (np.int32, [None])}
+
+
+@fedstack.python_computation([MODEL, ROWS], {"model": MODEL, "rows": np.float32})
+def train_on_client(model, rows):
+    for _ in range(20):  # steps down the slope of the cross entropy
+        odds = np.exp(rows["x"] @ model - (rows["x"] @ model).max(axis=1, keepdims=True))
+        error = odds / odds.sum(axis=1, keepdims=True) - np.eye(CLASSES, dtype=np.float32)[rows["y"]]
+        model = model - np.float32(0.1) * rows["x"].T @ error / np.float32(max(len(error), 1))
+    return {"model": model, "rows": np.float32(len(rows["y"]))}
+
+
+@fl.federated_computation(fl.FederatedType(MODEL, fl.SERVER), fl.FederatedType(ROWS, fl.CLIENTS))
+def train_round(model, clients):
+    trained = fl.federated_map(train_on_client, (fl.federated_broadcast(model), clients))
+    return fl.federated_mean(trained.model, weight=trained.rows)
+
+
+fedstack.set_sync_local_execution_context()
+model, curve = np.zeros(MODEL[1], np.float32), []
+for number in range(1, options.rounds + 1):
+    model = train_round(model, training)
+    curve.append(float(((held_out["x"] @ model).argmax(axis=1) == held_out["y"]).mean()))
+    print(f"round {number}: accuracy {curve[-1]:.3f}")
+axes = Figure(figsize=(6.4, 4), layout="constrained").subplots()
+axes.plot(range(1, options.rounds + 1), curve, ".-")
+axes.set(xlabel="round", ylabel="accuracy on held-out rows")
+options.out.mkdir(parents=True, exist_ok=True)
+axes.figure.savefig(options.out / "fedavg_own_files.svg")
+print(f"accuracy {curve[-1]:.2f} on held-out rows after {options.rounds} rounds, with {len(clients)} clients")
