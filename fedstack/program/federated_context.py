@@ -71,6 +71,8 @@ class FederatedContext(LanguageContext):
         before = [call for one in states if (call := self._last_calls.get(one)) is not None]
         call = loop.create_task(self._call(comp, arg, updates, before))
         self._last_calls.update(dict.fromkeys(states, call))
+        for update in updates:
+            update.begin(call)
         return _references(call, (), signature.result, updates)
 
     async def _call(
@@ -86,9 +88,13 @@ class FederatedContext(LanguageContext):
         running = [call for call in before if call.get_loop() is asyncio.get_running_loop()]
         if running:
             await asyncio.wait(running)
-        result = await cast(Any, self._context).invoke(comp, argument)
         call = asyncio.current_task()
-        return [result, *[await in_thread(partial(update.apply, call, result)) for update in updates]]
+        try:
+            result = await cast(Any, self._context).invoke(comp, argument)
+            return [result, *[await in_thread(partial(update.apply, call, result)) for update in updates]]
+        finally:
+            for update in updates:
+                update.end(call)
 
     def __repr__(self) -> str:
         return f"<FederatedContext over {self._context!r}>"

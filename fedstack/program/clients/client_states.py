@@ -1,5 +1,6 @@
 """Keeps a state for each client between the rounds of a program."""
 
+import asyncio
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ import attrs
 
 from fedstack.computations.types.language import Type
 from fedstack.data.client_seeds import ClientId, checked_ids
-from fedstack.errors import InvalidValueError
+from fedstack.errors import ContextError, InvalidValueError
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.saved_client_states import SavedClientStates
@@ -21,7 +22,6 @@ from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, Shar
 from fedstack.program.clients.state_shards import StateShard
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
 from fedstack.program.states.staged_releases import StagedReleases
-from fedstack.program.value_reference import ValueReference
 
 
 @attrs.frozen(eq=False)
@@ -70,6 +70,8 @@ class ClientStates(SavedClientStates, StagedReleases):
       ProgramStateError: If another run uses the folder, or states are damaged.
     """
 
+    continues = True
+
     def __init__(
         self,
         folder: "str | os.PathLike[str] | None" = None,
@@ -101,6 +103,8 @@ class ClientStates(SavedClientStates, StagedReleases):
         self._updates = WeakSet([self._last])
         # The updates by calls of a program, which may be saved after later calls have updated the states again.
         self._by_calls: WeakKeyDictionary[object, _Update] = WeakKeyDictionary()
+        # The last call of a program that updates the states.
+        self._call: asyncio.Task[object] | None = None
         self._manager = state_manager
         if state_manager is not None:
             state_manager.release_with(self)
@@ -138,8 +142,15 @@ class ClientStates(SavedClientStates, StagedReleases):
         Raises:
           InvalidValueError: If there is another number of states, or a client is listed twice.
           TypeMismatchError: If a state is not like the first one.
+          ContextError: If a call of a program that updates the states runs.
           ProgramStateError: If the states cannot be written. Then no client has a new state.
         """
+        if self._call is not None and not self._call.done():
+            raise ContextError(
+                "Expected no call that updates the states of clients when update is called, found one that runs; await "
+                "its result first"
+            )
+        self._call = None
         self.update_after(None, client_ids, states)
 
     def update_after(self, call: object, client_ids: Sequence[ClientId], states: Sequence[object]) -> int:
@@ -190,21 +201,29 @@ class ClientStates(SavedClientStates, StagedReleases):
 
     # How the program's state manager saves states.
 
+    def begin(self, call: "asyncio.Task[object]") -> None:
+        """Notes that a call of a program will update the states. They belong to versions that are saved afterwards."""
+        self._call = call
+
+    def end(self, call: object) -> None:
+        """Notes that a call has ended, with an update or without one."""
+        with self._lock:
+            self._by_calls.setdefault(call, self._last)
+
     def mark(self, values: Sequence[object]) -> object:
         """Returns which updates belong to a state; see `StagedReleases.mark`."""
-        calls = {value.call for value in values if isinstance(value, ValueReference)}
         with self._lock:
-            return calls, self._last
+            return self._call, self._last
 
     def staged(self, mark: object) -> Callable[[], Awaitable[object]]:
         """Returns a function that makes the states of a version permanent; see `StagedReleases.staged`."""
-        calls, update = cast("tuple[set[object], _Update]", mark)
+        call, before = cast("tuple[asyncio.Task[object] | None, _Update]", mark)
 
         async def shards() -> object:
-            with self._lock:
-                # Calls that a program has begun since may have updated states that belong to later versions.
-                found = [one for call in calls if (one := self._by_calls.get(call)) is not None]
-            last = max(found, key=lambda one: one.next, default=update)
+            if call is not None and not call.done():
+                await asyncio.wait([call])
+            # Calls that a program has begun since may have updated states that belong to later versions.
+            last = before if call is None else self._by_calls.get(call, before)
             await in_thread(lambda: self._store.sync(last.shards))
             return last.staged
 

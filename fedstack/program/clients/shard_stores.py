@@ -12,6 +12,7 @@ from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.state_shards import FileShard, MemoryShard, StateShard
 from fedstack.program.states.folder_lock import FolderLock
+from fedstack.program.states.headed_file import DamagedStateError
 
 RecordsOf: TypeAlias = Callable[[int, int], Records]
 _SUFFIX = ".states"
@@ -131,7 +132,7 @@ class FolderStore:
         try:
             return [FileShard.opened(self._folder / name, self._layout) for name in names]
         except FileNotFoundError as error:
-            raise ProgramStateError(
+            raise DamagedStateError(
                 f"Expected the clients' states that belong to the program's state, found no file {error.filename}; "
                 "restore it, or load an older version"
             ) from error

@@ -1,5 +1,6 @@
 """Finds out which states of clients a call of a program reads and updates."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -35,6 +36,16 @@ class StatesUpdate:
     states: ClientStates | None
     client_ids: Sequence[ClientId]
     path: Path
+
+    def begin(self, call: "asyncio.Task[object]") -> None:
+        """Notes that the call begins."""
+        if self.states is not None:
+            self.states.begin(call)
+
+    def end(self, call: object) -> None:
+        """Notes that the call has ended, with an update or without one."""
+        if self.states is not None:
+            self.states.end(call)
 
     def apply(self, call: object, result: object) -> int:
         """Updates the states, and returns for how many clients."""

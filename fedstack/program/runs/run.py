@@ -1,6 +1,7 @@
 """A run of a program: a folder with its states, its metrics and a record of what it is."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.number_checks import checked_seed
 from fedstack.program.clients.client_states import ClientStates
 from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
-from fedstack.program.runs.run_record import Parameter, RunRecord, check_same, checked_parameters, this_command
+from fedstack.program.runs.run_record import RECORD, Parameter, RunRecord, check_same, checked_parameters, this_command
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 from fedstack.program.states.state_structure import Migrate
 
@@ -106,9 +107,10 @@ class Run(ClosesOnExit):
         Raises:
           InvalidValueError: If the name or the state is not valid.
         """
-        if Path(name).name != name or name in (STATES, METRICS):
+        if not re.fullmatch(r"\w[\w .-]{0,99}", name) or name in (STATES, METRICS, RECORD):
             raise InvalidValueError(
-                f"Expected a name for states of clients that is no path, and not {STATES} or {METRICS}, found {name!r}"
+                f"Expected a name for states of clients of letters and digits, and not {STATES}, {METRICS} or "
+                f"{RECORD}, found {name!r}; choose another one"
             )
         return ClientStates(self.folder / name, like=like, state_manager=self.states)
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import CoroutineType
 from typing import Any, TypeVar, cast
@@ -87,6 +88,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._releases: list[StagedReleases] = []
         # What was released with the versions that have been looked at.
         self._kept: dict[int, Mapping[str, object]] = {}
+        # The version that was loaded or saved last; 0 if there was none to load.
+        self._version: int | None = None
+        # Damaged versions, which may be saved again.
+        self._passed_over: set[int] = set()
         self._lock = FolderLock(self._folder, name or Path(sys.argv[0] or "python").name)
         self._saving = threading.Lock()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -98,6 +103,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                 f"Expected releases with different names, found {releases.name!r} twice; choose another file"
             )
         self._releases.append(releases)
+        if releases.continues and self._version is not None:
+            releases.restore(self._releases_of(self._version).get(releases.name))
 
     async def get_versions(self) -> list[int] | None:
         """Returns the saved versions in order, or `None` if there are none. Damaged ones are among them."""
@@ -105,6 +112,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     async def load(self, version: int, structure: _S) -> _S:
         """Returns the state of a version.
+
+        States of clients go on from the version if this manager has not loaded or saved one before. Later loads are for
+        looking at versions: see `ClientStates.at`.
 
         Args:
           version: The version.
@@ -117,13 +127,19 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           InvalidValueError: If the state has another structure.
         """
         saved = await in_thread(lambda: self._read(version))
-        return cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+        state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+        if self._version is None:
+            for one in self._releases:
+                if one.continues:
+                    await in_thread(partial(one.restore, saved.releases.get(one.name)))
+            self._version = version
+        return state
 
     async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
         """Returns the state of the latest version and the version; `(None, 0)` if there is none.
 
-        A damaged version is passed over, with a warning. What was released with the version is released again, since
-        the process may have ended before.
+        A damaged version is passed over, with a warning, and may be saved again. What was released with the version is
+        released again, since the process may have ended before.
 
         Args:
           structure: A state of the same structure; see `load`.
@@ -132,14 +148,20 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           ProgramStateError: If another run uses the folder, or a version is from a newer version of fedstack.
           InvalidValueError: If the state has another structure.
         """
-        found = await in_thread(self._read_latest)
-        if found is None:
-            await in_thread(lambda: self._restore(0, {}))
-            return None, 0
-        version, saved = found
-        state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
-        await in_thread(lambda: self._restore(version, saved.releases))
-        return state, version
+        await in_thread(self._take)
+        for version in reversed(await in_thread(self._versions)):
+            try:
+                saved = await in_thread(partial(self._read, version))
+                state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+                await in_thread(partial(self._restore, version, saved.releases))
+                return state, version
+            except ProgramStateNotFoundError:
+                continue
+            except DamagedStateError as error:
+                _logger.warning("Passed over version %d of the program's state: %s", version, error)
+                self._passed_over.add(version)
+        await in_thread(partial(self._restore, 0, {}))
+        return None, 0
 
     def save(self, program_state: object, version: int) -> "CoroutineType[Any, Any, None]":
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
@@ -204,17 +226,6 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         except FileNotFoundError:
             raise ProgramStateNotFoundError(version) from None
 
-    def _read_latest(self) -> tuple[int, SavedState] | None:
-        self._take()
-        for version in reversed(self._versions()):
-            try:
-                return version, self._read(version)
-            except ProgramStateNotFoundError:
-                continue
-            except DamagedStateError as error:
-                _logger.warning("Passed over version %d of the program's state: %s", version, error)
-        return None
-
     def _take(self) -> None:
         """Takes the lock, and removes what a process has left that was killed while it wrote."""
         try:
@@ -231,10 +242,16 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         with self._saving:
             self._take()
             path = self._path(version)
-            if path.exists():
+            if path.exists() and version not in self._passed_over:
                 raise ProgramStateExistsError(version=version, path=str(path))
+            if self._version is None and any(one.continues for one in self._releases) and self._versions():
+                raise ProgramStateError(
+                    f"Expected a version to be loaded before the first save, found versions in {self._folder} whose "
+                    "states of clients would be lost; call load_latest first, or choose another folder"
+                )
             write_state(path, values, releases)
-            self._kept[version] = releases
+            self._kept[version], self._version = releases, version
+            self._passed_over.discard(version)
             for one in self._releases:
                 if one.name in releases:
                     one.release_staged(releases[one.name])
@@ -243,6 +260,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
             one.restore(staged.get(one.name))
+        self._version = version
         # The process may have been killed before it removed what is old. Damaged versions after this one are for users.
         if version == max(self._versions(), default=0):
             self._remove_old()
@@ -263,7 +281,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._sweep()
 
     def _sweep(self) -> None:
-        """Removes what no version has."""
+        """Removes what no version has. As long as there are damaged versions, it is not known what these have."""
+        self._passed_over.intersection_update(self._versions())
+        if self._passed_over:
+            return
         kept = [self._releases_of(version) for version in self._versions()] if self._releases else []
         for one in self._releases:
             one.keep([staged[one.name] for staged in kept if one.name in staged])

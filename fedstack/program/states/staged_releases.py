@@ -8,7 +8,12 @@ class StagedReleases:
 
     `mark` runs when `save` is called, and `staged` when its coroutine begins. The others run on any thread, but not at
     the same time.
+
+    Attributes:
+      continues: Whether the next version needs what was saved with the last one.
     """
+
+    continues = False
 
     @property
     def name(self) -> str:

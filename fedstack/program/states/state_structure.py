@@ -66,7 +66,15 @@ def restored(values: Mapping[str, object], structure: object, place: str, migrat
 
 
 def _named(state: object) -> list[tuple[str, object]]:
-    return flatten_with_name(state)
+    named = flatten_with_name(state)
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidValueError(
+            f"Expected values with different names in a program's state, found {twice!r} twice, as the keys 'a/b', and "
+            "'a' with 'b' in it, make it; rename a key"
+        )
+    return named
 
 
 def _read(value: object, like: object) -> object:

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack import ClientStates
-from fedstack.errors import InvalidComputationError, InvalidValueError, ProgramStateError, TypeMismatchError
+from fedstack.errors import (
+    ContextError,
+    InvalidComputationError,
+    InvalidValueError,
+    ProgramStateError,
+    TypeMismatchError,
+)
 from fedstack.program import FederatedContext, FileProgramStateManager
 
 CONTROL = fl.TensorType(np.float32, [3])
@@ -170,10 +176,45 @@ def test_a_damaged_or_missing_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProgramStateError, match="the state of the client 'client 2' is damaged"):
         states.get("client 2")
     manager.close()
-    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:50])])
+def test_a_version_whose_states_are_lost_is_passed_over_and_saved_again(tmp_path: Path, damage, caplog) -> None:
+    saved(tmp_path, 3)
+    damage(tmp_path / "controls" / names(tmp_path)[-1])
     manager, states = in_folder(tmp_path)
-    with pytest.raises(ProgramStateError, match=f"found no file .*{path.name}"):
-        asyncio.run(manager.load_latest(0))
+    assert asyncio.run(manager.load_latest(0)) == (2, 2)
+    assert "Passed over version 3" in caplog.text
+    assert found(states) == expected(2)
+    manager.close()
+    saved(tmp_path, 4)
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load_latest(0)) == (4, 4)
+    assert found(states) == expected(4)
+
+
+def test_states_go_on_from_the_version_that_is_loaded_first(tmp_path: Path) -> None:
+    saved(tmp_path, 4)
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load(2, 0)) == 2
+    assert found(states) == expected(2)
+    assert asyncio.run(manager.load(4, 0)) == 4
+    assert found(states) == expected(2), "later loads are for looking"
+
+
+def test_states_that_are_opened_after_the_load_have_what_was_saved(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    manager = FileProgramStateManager(tmp_path / "program")
+    asyncio.run(manager.load_latest(0))
+    assert found(ClientStates(tmp_path / "controls", like=FIRST, state_manager=manager)) == expected(3)
+
+
+def test_a_save_without_a_load_does_not_lose_states(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    manager, states = in_folder(tmp_path)
+    states.update(["client 0"], [FIRST])
+    with pytest.raises(ProgramStateError, match="call load_latest first"):
+        asyncio.run(manager.save(0, 4))
 
 
 def test_states_of_another_structure_are_refused_with_both(tmp_path: Path) -> None:
@@ -361,3 +402,28 @@ def test_large_states_have_files_of_their_own(tmp_path: Path) -> None:
         asyncio.run(manager.save(0, number))
         assert len(names(tmp_path)) == number
     assert [states.get(client)[-1] for client in (1, 2, 3)] == [3, 3, 3]
+
+
+def test_a_version_has_the_updates_of_the_calls_before_its_save_whatever_is_in_it(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path, keep_total=0)
+        await manager.load_latest(0)
+        for number in range(1, 5):
+            step(states.select(["a"]), [1.0])  # nobody waits for it
+            await manager.save(number, number)
+        assert [(await states.at(number)).get("a")[0] for number in range(1, 5)] == [1, 2, 3, 4]
+
+    asyncio.run(run())
+
+
+def test_an_update_beside_a_call_that_runs_is_refused(in_program) -> None:
+    async def run() -> None:
+        states = ClientStates(like=FIRST)
+        _, count = step(states.select(["a"]), [1.0])
+        with pytest.raises(ContextError, match="await its result first"):
+            states.update(["a"], [FIRST])
+        await count.get_value()
+        states.update(["a"], [FIRST])
+        assert states.get("a")[0] == 0.0
+
+    asyncio.run(run())

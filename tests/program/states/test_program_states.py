@@ -403,3 +403,22 @@ def test_a_file_has_no_pickles_and_its_header_is_json(tmp_path: Path) -> None:
     header = json.loads(content[20 : 20 + length])
     assert [entry["name"] for entry in header["values"]][:2] == ["model/rest/0", "model/rest/1/0"]
     assert b"pickle" not in content
+
+
+def test_values_whose_names_would_be_the_same_are_refused(tmp_path) -> None:
+    manager = FileProgramStateManager(tmp_path)
+    with pytest.raises(InvalidValueError, match="found 'a/b' twice"):
+        asyncio.run(manager.save({"a/b": 1, "a": {"b": 2}}, 1))
+
+
+def test_a_damaged_version_may_be_saved_again(tmp_path) -> None:
+    manager = FileProgramStateManager(tmp_path)
+    for number in (1, 2):
+        asyncio.run(manager.save(number, number))
+    manager.close()
+    path = tmp_path / "program_state_2"
+    path.write_bytes(path.read_bytes()[:-1])
+    manager = FileProgramStateManager(tmp_path)
+    assert asyncio.run(manager.load_latest(0)) == (1, 1)
+    asyncio.run(manager.save(22, 2))
+    assert asyncio.run(manager.load_latest(0)) == (22, 2)
