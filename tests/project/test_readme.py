@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(2 * _PAGE_SECONDS)
 PAGES = (
     "README.md",
     "docs/tutorial.md",
+    "docs/coming-from.md",
     "docs/datasets.md",
     "docs/contexts.md",
     "docs/failures.md",
