@@ -49,7 +49,8 @@ demo: .venv/.installed-demo ## run the demo
 	$(BIN)/fedstack demo
 
 # They have processes of their own: JAX takes much memory, and has threads that do not survive forks.
-JAX_TESTS := $(wildcard tests/computations/leaves/xla/test_*.py tests/service/test_jax_*.py tests/demo/test_*_jax.py)
+JAX_TESTS := $(wildcard tests/computations/leaves/xla/test_*.py tests/service/test_jax_*.py tests/demo/test_*_jax.py) \
+	tests/computations/values/test_example_types.py
 
 test: .venv/.installed-dev ## run the tests on all cores, all but those that take long
 	$(BIN)/python -m pytest -q -n auto $(JAX_TESTS:%=--ignore=%)
@@ -87,7 +88,7 @@ soak: .venv/.installed-dev ## run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
 
 # Those that need neither the demo nor other extras.
-JAX_CORE_TESTS := $(filter-out tests/demo/%,$(JAX_TESTS))
+JAX_CORE_TESTS := $(filter-out tests/demo/% $(FRAMES),$(JAX_TESTS))
 
 # How many seeds, and which is the first.
 SEEDS ?= 1000
