@@ -243,6 +243,7 @@ OPTIONAL = {
     "fedstack.demo": "matplotlib",
     "fedstack.observe.figures": "matplotlib",
     "fedstack.program.releases.mlflow_run": "mlflow",
+    "fedstack.program.releases.event_file": "tensorboard",
     "fedstack.backends.ray_cluster": "ray",
 }
 NOT_SEARCHED = (
