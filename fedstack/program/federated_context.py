@@ -91,7 +91,7 @@ class FederatedContext(LanguageContext):
         call = asyncio.current_task()
         try:
             result = await cast(Any, self._context).invoke(comp, argument)
-            return [result, *[await in_thread(partial(update.apply, call, result)) for update in updates]]
+            return [result, *[await in_thread(partial(update.apply, result)) for update in updates]]
         finally:
             for update in updates:
                 update.end(call)

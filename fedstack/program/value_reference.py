@@ -13,17 +13,14 @@ Path: TypeAlias = "tuple[int | str, ...]"
 class ValueReference(MaterializableValueReference):
     """A part of the result of a call.
 
-    Attributes:
-      call: The call.
-
     Args:
-      call: See above.
+      call: The call.
       path: What leads to the part.
       type_signature: The type of the part.
     """
 
     def __init__(self, call: "asyncio.Task[object]", path: Path, type_signature: Type) -> None:
-        self.call = call
+        self._call = call
         self._path = path
         self._type = type_signature
 
@@ -34,7 +31,7 @@ class ValueReference(MaterializableValueReference):
 
     async def get_value(self) -> object:
         """Returns the value, once the call has ended."""
-        return part_of(await asyncio.shield(self.call), self._path)
+        return part_of(await asyncio.shield(self._call), self._path)
 
     def __repr__(self) -> str:
         return f"<ValueReference of {self._type}>"

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -151,17 +152,17 @@ class ClientStates(SavedClientStates, StagedReleases):
                 "its result first"
             )
         self._call = None
-        self.update_after(None, client_ids, states)
+        self.apply(client_ids, states)
 
-    def update_after(self, call: object, client_ids: Sequence[ClientId], states: Sequence[object]) -> int:
-        """Gives clients the states that a call has returned; see `update`. Returns the number of new states."""
+    def apply(self, client_ids: Sequence[ClientId], states: Sequence[object]) -> int:
+        """Updates states for `update`, or for a call between `begin` and `end`; returns the number of new states."""
         ids = checked_ids(client_ids)
         if len(ids) != len(states):
             raise InvalidValueError(
                 f"Expected a state for each of {len(ids)} clients, found {len(states)}; pass them in the clients' order"
             )
         if len(set(ids)) != len(ids):
-            twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+            ((twice, _),) = Counter(ids).most_common(1)
             raise InvalidValueError(
                 f"Expected each client once, found {twice!r} twice; a client has one state, so let it take part once"
             )
@@ -188,8 +189,6 @@ class ClientStates(SavedClientStates, StagedReleases):
                 shards += copies
             self._last = _Update(self._index.shards, self._last.next + len(shards))
             self._updates.add(self._last)
-            if call is not None:
-                self._by_calls[call] = self._last
         return len(places)
 
     def _copied(self, client_ids: Sequence[ClientId]) -> Records:
@@ -199,8 +198,6 @@ class ClientStates(SavedClientStates, StagedReleases):
             records[some] = shard.read(rows)
         return records
 
-    # How the program's state manager saves states.
-
     def begin(self, call: "asyncio.Task[object]") -> None:
         """Notes that a call of a program will update the states. They belong to versions that are saved afterwards."""
         self._call = call
@@ -208,9 +205,11 @@ class ClientStates(SavedClientStates, StagedReleases):
     def end(self, call: object) -> None:
         """Notes that a call has ended, with an update or without one."""
         with self._lock:
-            self._by_calls.setdefault(call, self._last)
+            self._by_calls[call] = self._last
 
-    def mark(self, values: Sequence[object]) -> object:
+    # How the program's state manager saves states.
+
+    def mark(self) -> object:
         """Returns which updates belong to a state; see `StagedReleases.mark`."""
         with self._lock:
             return self._call, self._last

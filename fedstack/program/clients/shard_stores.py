@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from fedstack.data.client_seeds import ClientId
-from fedstack.errors import ProgramStateError
-from fedstack.foundations.error_text import text_of
 from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.state_shards import FileShard, MemoryShard, StateShard
@@ -98,33 +96,20 @@ class FolderStore:
         self._folder = folder
         self._layout = layout
         self._lock = FolderLock(folder, run)
-        self._unsynced: set[str] = set()
-
-    def take(self) -> None:
-        """Creates the folder, and takes its lock.
-
-        Raises:
-          ProgramStateError: If the folder cannot be written to, or another run uses it.
-        """
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ProgramStateError(
-                f"Cannot create {self._folder}: {text_of(error)}; choose a folder that may be written to"
-            ) from error
-        self._lock.acquire()
+        self._unsynced: dict[str, FileShard] = {}
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
-        self.take()
+        self._lock.acquire()
         size = self._layout.dtype.itemsize
         rows = max((_MOST_BYTES if self._layout.is_small else _FILE_BYTES) // size, 1)
         shards: list[StateShard] = []
         for start in range(0, len(client_ids), rows):
             path = self._folder / f"{number + len(shards):08d}{_SUFFIX}"
             stop = min(start + rows, len(client_ids))
-            self._unsynced.add(path.name)
-            shards.append(FileShard.written(path, self._layout, list(client_ids[start:stop]), records(start, stop)))
+            shard = FileShard.written(path, self._layout, list(client_ids[start:stop]), records(start, stop))
+            self._unsynced[shard.name] = shard
+            shards.append(shard)
         return shards
 
     def find(self, names: Iterable[str]) -> Sequence[StateShard]:
@@ -139,18 +124,20 @@ class FolderStore:
 
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""
-        new = [shard for shard in shards if isinstance(shard, FileShard) and shard.name in self._unsynced]
+        new = [self._unsynced[shard.name] for shard in shards if shard.name in self._unsynced]
         if new:
             with ThreadPoolExecutor(min(len(new), _SYNCS_AT_ONCE)) as pool:  # the disk joins what arrives together
                 list(pool.map(FileShard.sync, new))
             sync_folder(self._folder)
-        self._unsynced.difference_update(shard.name for shard in new)
+        for shard in new:
+            self._unsynced.pop(shard.name, None)
 
     def remove_others(self, names: Collection[str]) -> None:
         """Removes all shards but those with the given names; see `ShardStore.remove_others`."""
         old = [path for path in self._folder.glob(f"*{_SUFFIX}") if path.name not in names]
         for path in old:
             path.unlink(missing_ok=True)
+            self._unsynced.pop(path.name, None)
 
     def unlock(self) -> None:
         """Lets other runs use the folder. Idempotent."""

@@ -47,11 +47,11 @@ class StatesUpdate:
         if self.states is not None:
             self.states.end(call)
 
-    def apply(self, call: object, result: object) -> int:
+    def apply(self, result: object) -> int:
         """Updates the states, and returns for how many clients."""
         if self.states is None:
             return 0
-        return self.states.update_after(call, self.client_ids, cast("Sequence[object]", part_of(result, self.path)))
+        return self.states.apply(self.client_ids, cast("Sequence[object]", part_of(result, self.path)))
 
 
 def updates_of(arg: object, parameter: Type | None, result: Type) -> list[StatesUpdate]:

@@ -118,7 +118,7 @@ class StagedReleaseManager(StagedReleases, ReleaseManager[Any, Any]):
         """The name of the releases."""
         return self._name
 
-    def mark(self, values: Sequence[object]) -> object:
+    def mark(self) -> object:
         """Returns how many values were released, whether or not they are there, and which task saves the state."""
         return self._calls, running_task()
 

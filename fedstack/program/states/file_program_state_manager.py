@@ -16,7 +16,6 @@ from fedstack.computations.types.language import (
     ProgramStateExistsError,
     ProgramStateManager,
     ProgramStateNotFoundError,
-    flatten_with_name,
 )
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.executors.concurrency.leaf_threads import off_loop
@@ -178,9 +177,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           ProgramStateError: If the state cannot be written, or another run uses the folder.
           InvalidValueError: If a value is of a kind that cannot be saved.
         """
-        state = as_of_now(program_state)
-        values = [value for _, value in flatten_with_name(state)]
-        return self._save_in_turn(state, version, [one.mark(values) for one in self._releases])
+        return self._save_in_turn(as_of_now(program_state), version, [one.mark() for one in self._releases])
 
     async def _save_in_turn(self, program_state: object, version: int, marks: Sequence[object]) -> None:
         check_whole_number("version", version, 0)
@@ -228,12 +225,6 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def _take(self) -> None:
         """Takes the lock, and removes what a process has left that was killed while it wrote."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ProgramStateError(
-                f"Cannot create {self._folder}: {text_of(error)}; choose a folder that may be written to"
-            ) from error
         if self._lock.acquire():
             for left in self._folder.glob(f".{self._prefix}*.new"):
                 left.unlink(missing_ok=True)
@@ -285,9 +276,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._passed_over.intersection_update(self._versions())
         if self._passed_over:
             return
-        kept = [self._releases_of(version) for version in self._versions()] if self._releases else []
+        self._kept = {version: self._releases_of(version) for version in self._versions()} if self._releases else {}
         for one in self._releases:
-            one.keep([staged[one.name] for staged in kept if one.name in staged])
+            one.keep([staged[one.name] for staged in self._kept.values() if one.name in staged])
 
     def _releases_of(self, version: int) -> Mapping[str, object]:
         """Returns what was released with a version; nothing for a damaged one."""

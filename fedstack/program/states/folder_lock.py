@@ -69,26 +69,33 @@ class FolderLock:
         self._thread_lock = threading.Lock()
 
     def acquire(self) -> bool:
-        """Takes the lock, and returns whether it was not taken before. Does nothing if this object has it.
+        """Takes the lock, and returns whether it was not taken before. Creates the folder if it does not exist.
 
         Raises:
-          ProgramStateError: If another run has the lock, or the folder cannot be written to.
+          ProgramStateError: If another run has the lock, or the folder cannot be created or written to.
         """
         with self._thread_lock:
             if self._file is not None:
                 return False
+            folder = self._path.parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ProgramStateError(
+                    f"Cannot create {folder}: {text_of(error)}; choose a folder that may be written to"
+                ) from error
             try:
                 file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
             except OSError as error:
                 raise ProgramStateError(
-                    f"Cannot write to {self._path.parent}: {text_of(error)}; allow it, or choose another folder"
+                    f"Cannot write to {folder}: {text_of(error)}; allow it, or choose another folder"
                 ) from error
             # Who looks for the holder of the lock has it for a moment.
             if not any(_locked(file) for _ in Deadline(_LOOK_SECONDS).attempts_blocking(iter(lambda: 0.01, None))):
                 found = _read(file)
                 file.close()
                 raise ProgramStateError(
-                    f"Expected one run in {self._path.parent}, found that {found or 'another run'} uses it; wait until "
+                    f"Expected one run in {folder}, found that {found or 'another run'} uses it; wait until "
                     "it ends, end it, or choose another folder"
                 )
             self._file = file

@@ -20,12 +20,8 @@ class StagedReleases:
         """The name of the releases, which stays the same in later processes."""
         raise NotImplementedError
 
-    def mark(self, values: Sequence[object]) -> object:
-        """Returns what `staged` has to know about the moment at which `save` is called.
-
-        Args:
-          values: The values of the state, some of which may be references to results of calls that run.
-        """
+    def mark(self) -> object:
+        """Returns what `staged` has to know about the moment at which `save` is called."""
         raise NotImplementedError
 
     def staged(self, mark: object) -> Callable[[], Awaitable[object]]:

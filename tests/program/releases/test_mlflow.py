@@ -176,7 +176,7 @@ def test_values_that_were_not_sent_are_part_of_the_state(make: Make, server, sto
         release(manager, ({"loss": key, "bad": math.nan}, key))
         asyncio.run(states.save(key, key))
     release(manager, ({"loss": 9}, 4))  # without a state
-    assert [row[0] for row in asyncio.run(manager.staged(manager.mark([]))())] == [1, 2, 3, 4]
+    assert [row[0] for row in asyncio.run(manager.staged(manager.mark())())] == [1, 2, 3, 4]
     manager.close()
     states.close()
 
@@ -202,7 +202,7 @@ def test_the_oldest_values_are_dropped_when_too_many_wait(
     monkeypatch.setattr(f"{LOGGER}._MOST_UNSENT", 3)
     manager = make()
     release(manager, *(({"loss": key}, key) for key in range(6)))
-    assert [row[0] for row in asyncio.run(manager.staged(manager.mark([]))())] == [3, 4, 5]
+    assert [row[0] for row in asyncio.run(manager.staged(manager.mark())())] == [3, 4, 5]
     assert sum("the oldest are dropped" in text for text in caplog.messages) == 1
 
 
