@@ -18,7 +18,7 @@ ENGINES := tests/engines
 WATCHED := $(addprefix tests/program/releases/,test_mlflow.py test_plots.py test_tensorboard.py)
 # What needs pandas or matplotlib.
 FRAMES := tests/data/partition tests/computations/values/test_example_types.py \
-	tests/program/sources/test_table_data_source.py
+	tests/executors/survivors/test_outcome_frames.py tests/program/sources/test_table_data_source.py
 # What the core tests leave out: what is true of the repository and of its examples, whatever Python reads it. These
 # tests need the packages of `dev`, the others only those of `test`.
 NOT_CORE := tests/benchmarks tests/demo tests/mutants tests/project $(ENGINES) $(WATCHED) $(FRAMES)

@@ -56,8 +56,11 @@ def test_an_error_of_clients_is_the_same_here_and_at_workers(fleet: Fleet, name:
     here = error_of(lambda: locally(computation, *arguments))
     with context_over([fleet.start().target for _ in range(workers)]):
         there = error_of(lambda: computation(*arguments))
-    assert what_it_says(there) == what_it_says(here)
-    assert isinstance(there.__cause__, RemoteTraceback) or not there.executor_path
+    # A worker that is idle may take over some of another's clients. The caller folds the block that they then share.
+    found_by_caller = "accumulation" in name and not isinstance(there.__cause__, RemoteTraceback)
+    ignored = {"executor_path": ()} if found_by_caller else {}
+    assert what_it_says(there) | ignored == what_it_says(here) | ignored
+    assert isinstance(there.__cause__, RemoteTraceback) or not there.executor_path or found_by_caller
 
 
 def ends_early() -> Iterator[int]:

@@ -88,21 +88,6 @@ def test_nobody_is_told_of_when_nobody_asks() -> None:
     assert len(outcomes) == 0
 
 
-def test_outcomes_are_a_data_frame() -> None:
-    pytest.importorskip("pandas")
-    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures()):
-        with fedstack.client_outcomes() as outcomes:
-            total([1, -2])
-    frame = outcomes.to_frame()
-    assert list(frame.columns) == ["call", "phase", "client", "kind", "worker", "seconds", "error"]
-    assert list(frame["kind"]) == ["done", "failed", "done", "absent"]
-    assert "negative" in frame["error"][1]
-    assert frame["error"].isna().tolist() == [True, False, True, True]
-    assert math.isnan(frame["seconds"][3])
-    assert "<ClientOutcomes of 4" in repr(outcomes)
-    assert outcomes[:1] == [ClientOutcome(0, 0, 0, "done", "", outcomes[0].seconds)]
-
-
 @pytest.mark.fedstack_leak_check(False)
 def test_a_replay_has_the_same_bits_and_does_not_call_who_failed(tmp_path) -> None:
     calls: list[int] = []
