@@ -12,7 +12,6 @@ import fedstack
 from fedstack import ClientFailure, ClientFailures
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import InvalidValueError, LeafError, TooManyClientFailuresError
-from fedstack.executors.survivors.outcomes import ClientOutcome
 
 INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(INT, fl.CLIENTS)
