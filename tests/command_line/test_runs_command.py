@@ -76,6 +76,8 @@ def test_an_open_run_is_listed_with_its_process_and_is_not_disturbed(tmp_path: P
 def test_what_is_wrong_with_a_run_is_said_and_the_others_are_listed(tmp_path: Path, capsys) -> None:
     for name in "abcd":
         make_run(tmp_path / name, 2)
+    (tmp_path / "e").mkdir()
+    os.mkfifo(tmp_path / "e" / "run.json")
     (tmp_path / "a" / "run.json").write_text("{")
     (tmp_path / "b" / "run.json").write_text('{"of": "another tool"}')
     (tmp_path / "c" / "metrics.csv").write_bytes(b"\xff\xfe")
@@ -83,11 +85,12 @@ def test_what_is_wrong_with_a_run_is_said_and_the_others_are_listed(tmp_path: Pa
     assert code == 1
     assert [line.split()[0] for line in out.splitlines()] == ["run", "d"]
     assert re.findall(r"error: Expected (.*?) in ", err) == ["the record of a run"] * 2 + [
-        "rows with the column 'round'"
+        "rows with the column 'round'",
+        "the record of a run",
     ]
     code, out, _ = called(capsys, tmp_path, "--json")
     found = json.loads(out)
-    assert (code, found["ok"], sorted(found["errors"]), len(found["runs"])) == (1, False, ["a", "b", "c"], 1)
+    assert (code, found["ok"], sorted(found["errors"]), len(found["runs"])) == (1, False, ["a", "b", "c", "e"], 1)
     code, _, err = called(capsys, tmp_path, "--resume", "a")
     assert code == 1
     assert "found a damaged file" in err

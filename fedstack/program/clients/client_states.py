@@ -14,8 +14,9 @@ import attrs
 
 from fedstack.computations.types.language import Type
 from fedstack.data.client_seeds import ClientId, checked_ids
-from fedstack.errors import ContextError, InvalidValueError
+from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
 from fedstack.executors.survivors.client_failures import ClientFailure
+from fedstack.program.argument_checks import checked_instance, checked_name, checked_path
 from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.saved_client_states import SavedClientStates
 from fedstack.program.clients.shard_index import ShardIndex
@@ -40,7 +41,7 @@ class _Update:
     @property
     def staged(self) -> dict[str, object]:
         """What finds the states again, as JSON."""
-        return {"shards": [shard.name for shard in self.shards], "next": self.next}
+        return {"shards": [[shard.name, shard.digest] for shard in self.shards], "next": self.next}
 
 
 class ClientStates(SavedClientStates, StagedReleases):
@@ -81,13 +82,14 @@ class ClientStates(SavedClientStates, StagedReleases):
         state_manager: FileProgramStateManager | None = None,
         name: str | None = None,
     ) -> None:
-        if folder is not None and not os.fspath(folder):
-            raise InvalidValueError("Expected a folder, found an empty string; pass its path, or None for memory")
+        self._path = None if folder is None else checked_path("folder", folder)
         if (folder is None) != (state_manager is None):
             raise InvalidValueError(
                 "Expected a folder and a state_manager, found only one of them; the manager decides which states are "
                 "permanent. Pass both, or neither to keep states in memory"
             )
+        if state_manager is not None:
+            checked_instance("state_manager", state_manager, FileProgramStateManager, "it saves states of clients")
         if isinstance(like, Type):
             raise InvalidValueError(
                 f"Expected the first state of a client as like, found the type {like}; pass a value"
@@ -95,10 +97,9 @@ class ClientStates(SavedClientStates, StagedReleases):
         layout = RecordLayout.of(like)
         self._lock = threading.Lock()
         super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex())
-        self._path = None if folder is None else Path(folder).absolute()
         run = Path(sys.argv[0] or "python").name
         self._store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
-        self._name = name or (self._path.name if self._path is not None else "states")
+        self._name = checked_name("name", name, "states" if self._path is None else self._path.name)
         self._last = _Update([], 0)
         # All updates that are of use to somebody, such as a save that has not ended.
         self._updates = WeakSet([self._last])
@@ -129,8 +130,13 @@ class ClientStates(SavedClientStates, StagedReleases):
                 f"Expected states of clients with the name {self._name!r} in version {version}, found none; choose "
                 "another version"
             )
-        names = cast("Mapping[str, Any]", staged)["shards"]
-        index = await in_thread(lambda: ShardIndex(self._store.find(names)))
+        shards = cast("Mapping[str, Any]", staged)["shards"]
+        try:
+            index = await in_thread(lambda: ShardIndex(self._store.find(shards)))
+        except ProgramStateError:
+            assert self._manager is not None
+            await self._manager.releases_of(version, self._name)  # raises if the version has been removed meanwhile
+            raise
         return SavedClientStates(self._layout, self._first, index)
 
     def update(self, client_ids: Sequence[ClientId], states: Sequence[object]) -> None:
@@ -244,7 +250,7 @@ class ClientStates(SavedClientStates, StagedReleases):
     def keep(self, kept: Sequence[object]) -> None:
         """Removes the states that no version has; see `StagedReleases.keep`."""
         with self._lock:
-            names = {name for one in kept for name in cast("Mapping[str, Any]", one)["shards"]}
+            names = {name for one in kept for name, _ in cast("Mapping[str, Any]", one)["shards"]}
             for update in self._updates:
                 names.update(shard.name for shard in update.shards)
             self._store.remove_others(names)

@@ -7,13 +7,14 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.types.language import StructType, TensorType, Type, infer_type
+from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path
 from fedstack.computations.values.columns import Column, RowsColumn, ScalarColumn, StructColumn
 from fedstack.computations.values.deferred_column import Where
+from fedstack.computations.values.example_types import type_at
 from fedstack.computations.values.federated_values import column_from_values
 from fedstack.computations.values.tensor_values import read_only
-from fedstack.errors import InvalidValueError
+from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.value_text import describe
 
 # Records and rows start at multiples of this number of bytes.
@@ -114,12 +115,9 @@ class RecordLayout:
 
 def _type_of(like: object) -> Type:
     try:
-        found = infer_type(like)
-    except (TypeError, ValueError, NotImplementedError) as error:
+        return type_at(like, "like")
+    except TypeMismatchError as error:
         raise _no_state(like, "the top") from error
-    if not isinstance(found, Type):
-        raise _no_state(like, "the top")
-    return found
 
 
 def _no_state(found: object, path: str) -> InvalidValueError:

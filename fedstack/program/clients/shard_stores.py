@@ -36,8 +36,8 @@ class ShardStore(Protocol):
         """
         ...
 
-    def find(self, names: Iterable[str]) -> Sequence[StateShard]:
-        """Returns shards by name.
+    def find(self, found: Iterable[tuple[str, int]]) -> Sequence[StateShard]:
+        """Returns shards by their names and digests.
 
         Raises:
           InvalidValueError: If records have another layout.
@@ -69,7 +69,7 @@ class MemoryStore:
         """Adds records; see `ShardStore.add`."""
         return [MemoryShard(str(number), list(client_ids), records(0, len(client_ids)))]
 
-    def find(self, names: Iterable[str]) -> Sequence[StateShard]:
+    def find(self, found: Iterable[tuple[str, int]]) -> Sequence[StateShard]:
         """Returns nothing: what was in memory does not outlive its owner."""
         return []
 
@@ -112,15 +112,24 @@ class FolderStore:
             shards.append(shard)
         return shards
 
-    def find(self, names: Iterable[str]) -> Sequence[StateShard]:
-        """Returns shards by name; see `ShardStore.find`."""
+    def find(self, found: Iterable[tuple[str, int]]) -> Sequence[StateShard]:
+        """Returns shards by their names and digests; see `ShardStore.find`."""
         try:
-            return [FileShard.opened(self._folder / name, self._layout) for name in names]
+            return [self._opened(name, digest) for name, digest in found]
         except FileNotFoundError as error:
             raise DamagedStateError(
                 f"Expected the clients' states that belong to the program's state, found no file {error.filename}; "
                 "restore it, or load an older version"
             ) from error
+
+    def _opened(self, name: str, digest: int) -> FileShard:
+        shard = FileShard.opened(self._folder / name, self._layout)
+        if shard.digest != digest:
+            raise DamagedStateError(
+                f"Expected the clients' states that belong to the program's state in {shard.path}, found others, as "
+                "after a copy from elsewhere; restore the file, or load an older version"
+            )
+        return shard
 
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""

@@ -32,6 +32,11 @@ class StateShard(Protocol):
         ...
 
     @property
+    def digest(self) -> int:
+        """A CRC-32 that tells the shard from others of the same name."""
+        ...
+
+    @property
     def client_ids(self) -> Sequence[ClientId]:
         """The clients, in the order of their records."""
         ...
@@ -58,6 +63,7 @@ class MemoryShard:
     name: str
     client_ids: Sequence[ClientId]
     records: Records
+    digest = 0
 
     def read(self, rows: "NDArray[np.intp]") -> Records:
         """Returns some records; see `StateShard.read`."""
@@ -71,6 +77,7 @@ class FileShard:
     Attributes:
       path: The path of the file.
       client_ids: See `StateShard`.
+      digest: See `StateShard`.
       size: The size of a record in bytes.
       crcs: The CRC-32 of each record.
       start: The position of the first record in the file.
@@ -78,6 +85,7 @@ class FileShard:
 
     path: Path
     client_ids: Sequence[ClientId]
+    digest: int
     size: int
     crcs: Sequence[int]
     start: int
@@ -105,7 +113,8 @@ class FileShard:
                 )
         except OSError as error:
             raise cannot_write(path, error) from error
-        return cls(path, client_ids, layout.dtype.itemsize, crcs, len(head) + len(checks) + len(padding))
+        start = len(head) + len(checks) + len(padding)
+        return cls(path, client_ids, zlib.crc32(checks), layout.dtype.itemsize, crcs, start)
 
     @classmethod
     def opened(cls, path: Path, layout: RecordLayout) -> "FileShard":
@@ -123,7 +132,8 @@ class FileShard:
             start = file.tell() + -len(checks) % ALIGNMENT
             if os.fstat(file.fileno()).st_size != start + layout.dtype.itemsize * len(ids):
                 raise _KIND.damaged(path, "its end")
-        return cls(path, ids, layout.dtype.itemsize, cast("list[int]", np.frombuffer(checks, "<u4").tolist()), start)
+        crcs = cast("list[int]", np.frombuffer(checks, "<u4").tolist())
+        return cls(path, ids, zlib.crc32(checks), layout.dtype.itemsize, crcs, start)
 
     def sync(self) -> None:
         """Makes the content of the file survive a power failure, but not yet its name.

@@ -5,11 +5,11 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 from fedstack.errors import InvalidValueError
+from fedstack.program.argument_checks import checked_path
 from fedstack.program.releases.staged_release_manager import Row, StagedReleaseManager, numbers_of
 from fedstack.program.releases.table_release_manager import TableReleaseManager
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
@@ -51,14 +51,16 @@ class PlotReleaseManager(TableReleaseManager):
     ) -> None:
         from fedstack.observe.figures import SUFFIXES
 
-        paths = [file_path] if isinstance(file_path, (str, os.PathLike)) else list(file_path)
-        for path in paths or [""]:
-            if Path(path).suffix.lower() not in SUFFIXES:
+        several = isinstance(cast(object, file_path), Iterable) and not isinstance(file_path, str)
+        given = list(cast("Sequence[_Path]", file_path)) if several else [cast(_Path, file_path)]
+        paths = [checked_path("file_path", path, "the path of a file") for path in given or [""]]
+        for path in paths:
+            if path.suffix.lower() not in SUFFIXES:
                 raise InvalidValueError(
                     f"Expected a path that ends in {', '.join(SUFFIXES)} as file_path, found {os.fspath(path)!r}; "
                     "choose one of these kinds"
                 )
-        self._copies = [Path(path).absolute() for path in paths[1:]]
+        self._copies = paths[1:]
         self._title = title
         super().__init__(paths[0], state_manager=state_manager, key_fieldname=key_fieldname)
 

@@ -11,6 +11,7 @@ from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import whole_number_of
 from fedstack.foundations.value_text import describe
+from fedstack.program.argument_checks import checked_path
 from fedstack.program.releases.staged_release_manager import Cell, Key, Row, StagedReleaseManager
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 from fedstack.program.states.headed_file import write_whole
@@ -37,9 +38,7 @@ class TableReleaseManager(StagedReleaseManager):
         state_manager: FileProgramStateManager | None = None,
         key_fieldname: str = "key",
     ) -> None:
-        if not os.fspath(file_path):
-            raise InvalidValueError("Expected the path of a file as file_path, found an empty string")
-        self._path = Path(file_path).absolute()
+        self._path = checked_path("file_path", file_path, "the path of a file")
         self._key = key_fieldname
         self._rows: dict[Key, Row] | None = None
         super().__init__(self._path.name, state_manager)

@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
-from fedstack.errors import InvalidValueError, ProgramStateError
+from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
+from fedstack.program.argument_checks import checked_path
 from fedstack.program.releases.staged_release_manager import Key, Row, StagedReleaseManager
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 
@@ -27,7 +27,7 @@ class TensorBoardReleaseManager(StagedReleaseManager):
         between the two and resumed shows the same values as one that is not.
 
     Raises:
-      InvalidValueError: If the folder is an empty string.
+      InvalidValueError: If the folder is no path.
       ImportError: If tensorboard is not installed.
     """
 
@@ -36,9 +36,7 @@ class TensorBoardReleaseManager(StagedReleaseManager):
     ) -> None:
         from fedstack.program.releases.event_file import EventFile
 
-        if not os.fspath(summary_dir):
-            raise InvalidValueError("Expected a folder as summary_dir, found an empty string; pass its path")
-        self._folder = Path(summary_dir).absolute()
+        self._folder = checked_path("summary_dir", summary_dir)
         self._make_file = EventFile
         self._file: EventFile | None = None
         super().__init__(f"{self._folder.name}/", state_manager)

@@ -10,6 +10,7 @@ from fedstack.computations.values.sequences import MAX_SEED
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.number_checks import checked_seed
+from fedstack.program.argument_checks import checked_instance, checked_name, checked_path
 from fedstack.program.clients.client_states import ClientStates
 from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
 from fedstack.program.runs.run_record import RECORD, Parameter, RunRecord, check_same, checked_parameters, this_command
@@ -70,10 +71,8 @@ class Run(ClosesOnExit):
         parameters: Mapping[str, Parameter] | None = None,
         name: str | None = None,
     ) -> None:
-        if not os.fspath(folder):
-            raise InvalidValueError("Expected a folder for the run, found an empty string; pass its path")
-        self.folder = Path(folder).absolute()
-        program = name or Path(sys.argv[0] or "python").name
+        self.folder = checked_path("folder", folder)
+        program = checked_name("name", name, Path(sys.argv[0] or "python").name)
         checked = checked_seed("seed", seed, MAX_SEED)
         self.record = RunRecord(program, this_command(), os.getcwd(), checked, checked_parameters(parameters))
         self.states = FileProgramStateManager(
@@ -107,6 +106,7 @@ class Run(ClosesOnExit):
         Raises:
           InvalidValueError: If the name or the state is not valid.
         """
+        checked_instance("name", name, str, "choose a name of letters and digits")
         if not re.fullmatch(r"\w[\w .-]{0,99}", name) or name in (STATES, METRICS, RECORD):
             raise InvalidValueError(
                 f"Expected a name for states of clients of letters and digits, and not {STATES}, {METRICS} or "

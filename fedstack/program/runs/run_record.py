@@ -15,6 +15,7 @@ from fedstack._version import __version__
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.value_text import describe
+from fedstack.program.argument_checks import checked_instance
 from fedstack.program.states.headed_file import write_whole
 
 RECORD = "run.json"
@@ -74,6 +75,8 @@ class RunRecord:
           ProgramStateError: If the record is damaged or cannot be read, or the file is of something else.
         """
         path = folder / RECORD
+        if path.exists() and not path.is_file():  # to read a pipe might never end
+            raise ProgramStateError(f"Expected the record of a run in {path}, found no regular file; remove it")
         try:
             found: Any = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -121,6 +124,8 @@ def checked_parameters(parameters: Mapping[str, object] | None) -> dict[str, Par
       InvalidValueError: If a name is no string, or a value is no number, string or boolean.
     """
     found: dict[str, Parameter] = {}
+    if parameters is not None:
+        checked_instance("parameters", parameters, Mapping, "pass a dictionary of numbers, strings and booleans")
     for name, given in (parameters or {}).items():
         value = cast("np.generic", given).item() if isinstance(given, np.generic) else given
         if not isinstance(cast(object, name), str) or not isinstance(value, (int, float, str)):

@@ -22,6 +22,7 @@ from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
 from fedstack.foundations.synced_folders import sync_folder
+from fedstack.program.argument_checks import checked_name, checked_path
 from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.headed_file import DamagedStateError
 from fedstack.program.states.staged_releases import StagedReleases
@@ -72,13 +73,11 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         migrate: Migrate | None = None,
         name: str | None = None,
     ) -> None:
-        if not os.fspath(root_dir):
-            raise InvalidValueError("Expected a folder as root_dir, found an empty string; pass its path")
-        if Path(prefix).name != prefix:
+        self._folder = checked_path("root_dir", root_dir)
+        if not isinstance(cast(object, prefix), str) or Path(prefix).name != prefix or "\0" in prefix:
             raise InvalidValueError(
                 f"Expected the beginning of a file name as prefix, found {prefix!r}; pass the folder as root_dir"
             )
-        self._folder = Path(root_dir).absolute()
         self._prefix = prefix
         self._keep_total = check_whole_number("keep_total", keep_total, -sys.maxsize)
         self._keep_first = check_bool("keep_first", keep_first)
@@ -91,7 +90,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._version: int | None = None
         # Damaged versions, which may be saved again.
         self._passed_over: set[int] = set()
-        self._lock = FolderLock(self._folder, name or Path(sys.argv[0] or "python").name)
+        self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
         self._saving = threading.Lock()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 

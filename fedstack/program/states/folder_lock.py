@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import attrs
 
-from fedstack.errors import ProgramStateError
+from fedstack.errors import ClosedError, ProgramStateError
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import text_of
 
@@ -66,6 +66,7 @@ class FolderLock:
         self._path = folder / LOCK
         self._name = name
         self._file: IO[bytes] | None = None
+        self._is_released = False
         self._thread_lock = threading.Lock()
 
     def acquire(self) -> bool:
@@ -73,8 +74,14 @@ class FolderLock:
 
         Raises:
           ProgramStateError: If another run has the lock, or the folder cannot be created or written to.
+          ClosedError: If the lock has been released.
         """
         with self._thread_lock:
+            if self._is_released:  # another run may have written to the folder since
+                raise ClosedError(
+                    f"Expected an open run in {self._path.parent}, found that it has been closed; open it again, and "
+                    "load its latest state"
+                )
             if self._file is not None:
                 return False
             folder = self._path.parent
@@ -106,8 +113,9 @@ class FolderLock:
             return True
 
     def release(self) -> None:
-        """Releases the lock. Idempotent."""
+        """Releases the lock for good. Idempotent."""
         with self._thread_lock:
+            self._is_released = True
             if self._file is not None:
                 self._file.close()
                 self._file = None

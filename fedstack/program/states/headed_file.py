@@ -14,6 +14,7 @@ Numbers are little-endian.
 import contextlib
 import json
 import os
+import stat
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +69,11 @@ class FileKind:
           ProgramStateError: If the file cannot be read, is of another kind, or of a newer format.
         """
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_not_waiting) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ProgramStateError(
+                        f"Expected a {self.what} in {path}, found no regular file; remove it, or choose another folder"
+                    )
                 fields, start = self._read_head(file, path)
                 file.seek(start)
                 yield file, fields
@@ -109,6 +114,11 @@ class FileKind:
             f"Expected the {self.what} {path} as it was written, found that {what} is damaged or missing, as after a "
             "failure of the disk; remove the file, and load an older version"
         )
+
+
+def _not_waiting(path: str, flags: int) -> int:
+    """Opens a file; a pipe, too, without waiting for somebody who writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write_whole(path: Path, parts: Sequence["bytes | memoryview"]) -> None:

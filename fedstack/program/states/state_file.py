@@ -86,6 +86,11 @@ def _add(parts: _Parts, name: str, value: object) -> None:
         parts.add(name, "object", value.to_bytes())
     elif isinstance(value, (bytes, bytearray)):
         parts.add(name, "bytes", bytes(value))
+    elif isinstance(value, np.ma.MaskedArray):
+        raise InvalidValueError(
+            f"Expected arrays without masks in a program's state, found a masked one at {name or 'the top'}; save its "
+            "data and its mask as two arrays, or fill it"
+        )
     elif isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(cast("NDArray[Any]", value))
         kind = "scalar" if isinstance(value, np.generic) else "array"

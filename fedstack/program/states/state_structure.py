@@ -1,10 +1,14 @@
 """Takes the values of a program's state apart, and puts them together again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedstack.computations.types.language import Serializable, flatten_with_name, materialize_value, unflatten_as
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.value_text import describe
 
 # Returns the values of the present structure by name, given those of an older one.
 Migrate: TypeAlias = Callable[[Mapping[str, object]], Mapping[str, object]]
@@ -46,11 +50,12 @@ def restored(values: Mapping[str, object], structure: object, place: str, migrat
       migrate: Converts values that were saved with another structure.
 
     Raises:
-      InvalidValueError: If the values have other names than those of the structure.
+      InvalidValueError: If the values have other names or kinds than those of the structure, or arrays have other
+        numbers of dimensions or other sizes; the first one may grow with the rounds.
     """
     named = _named(structure)
     names = [name for name, _ in named]
-    if set(names) != set(values) and migrate is not None:
+    if migrate is not None and (set(names) != set(values) or _other(values, named)):
         values = migrate(values)
     if set(names) != set(values):
         missing = [name for name in names if name not in values]
@@ -60,6 +65,12 @@ def restored(values: Mapping[str, object], structure: object, place: str, migrat
             f"{f'; missing: {_shown(missing)}' if missing else ''}{f'; new: {_shown(strange)}' if strange else ''}. "
             "The program has changed since: pass migrate=, a function that returns the values by their present names, "
             "or choose another folder"
+        )
+    if others := _other(values, named):
+        raise InvalidValueError(
+            f"Expected a state like the one that the program passes in {place}, found "
+            f"{'; '.join(others[:_MOST_NAMES])}. The program has changed since: pass migrate=, a function that returns "
+            "the values in their present form, or choose another folder"
         )
     leaves = [_read(values[name], like) for name, like in named]
     return unflatten_as(structure, leaves)
@@ -75,6 +86,28 @@ def _named(state: object) -> list[tuple[str, object]]:
             "'a' with 'b' in it, make it; rename a key"
         )
     return named
+
+
+def _other(values: Mapping[str, object], named: Sequence[tuple[str, object]]) -> list[str]:
+    """Returns what is wrong with values that are not like those of the structure."""
+    pairs = [(name, _form(values[name]), _form(like)) for name, like in named]
+    return [
+        f"{found[1]} for {name or 'the value'}, where it passes {like[1]}"
+        for name, found, like in pairs
+        if found[0] and like[0] and found[0] != like[0]
+    ]
+
+
+def _form(value: object) -> tuple[object, str]:
+    """Returns what does not change while a program runs, or `None` if that is not known, and the text for it."""
+    if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
+        return "a number", "a number"
+    if isinstance(value, np.ndarray):
+        shape = cast("NDArray[Any]", value).shape
+        return ("a number" if not shape else (len(shape), shape[1:])), f"an array of the shape {list(shape)}"
+    if isinstance(value, (str, bytes, Serializable)):
+        return type(value) if isinstance(value, str) else bytes, "a string" if isinstance(value, str) else "an object"
+    return None, describe(value)
 
 
 def _read(value: object, like: object) -> object:

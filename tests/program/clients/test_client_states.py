@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import fedstack
 from fedstack import ClientStates
 from fedstack.errors import (
+    ClosedError,
     ContextError,
     InvalidComputationError,
     InvalidValueError,
@@ -150,9 +151,53 @@ def test_each_version_that_is_kept_has_its_states(tmp_path: Path) -> None:
     with pytest.raises(fl.program.ProgramStateNotFoundError):
         asyncio.run(states.at(5))
     of_kept = {
-        name for version in (1, 8, 9) for name in asyncio.run(manager.releases_of(version, "controls"))["shards"]
+        name for version in (1, 8, 9) for name, _ in asyncio.run(manager.releases_of(version, "controls"))["shards"]
     }
     assert names(tmp_path) == sorted(of_kept)
+
+
+def test_older_states_that_are_copied_over_newer_ones_are_found(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    files = sorted((tmp_path / "controls").glob("*.states"))
+    files[-1].write_bytes(files[-2].read_bytes())
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load_latest(0))[1] < 3
+    with pytest.raises(ProgramStateError, match=r"found others, as after a copy from elsewhere"):
+        asyncio.run(states.at(3))
+
+
+def test_states_of_a_program_that_is_closed_are_not_updated(tmp_path: Path) -> None:
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    manager.close()
+    with pytest.raises(ClosedError, match="found that it has been closed"):
+        states.update(["a"], [FIRST])
+
+
+def test_arrays_of_jax_and_others_are_examples_and_states() -> None:
+    class Tensor:
+        dtype, shape = np.dtype(np.float32), (3,)
+
+        def __array__(self, dtype=None, copy=None) -> np.ndarray:
+            return np.ones(3, np.float32)
+
+    states = ClientStates(like={"control": Tensor()})
+    states.update(["a"], [{"control": Tensor()}])
+    np.testing.assert_array_equal(states.get("a")["control"], np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"folder": 3}, "the path of a folder as folder, found int 3"),
+        ({"folder": "a\0"}, "the path of a folder as folder"),
+        ({"folder": "a", "state_manager": 3}, "Expected FileProgramStateManager as state_manager, found int 3"),
+        ({"name": 3}, "a name of printable characters as name, found int 3"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(arguments: dict[str, object], match: str) -> None:
+    with pytest.raises(InvalidValueError, match=match):
+        ClientStates(like=FIRST, **arguments)
 
 
 def test_a_damaged_newest_version_takes_its_states_with_it(tmp_path: Path) -> None:

@@ -145,9 +145,15 @@ def test_pictures_grow_with_panels_and_not_with_rounds(tmp_path: Path, panels: i
     assert height == pytest.approx(0.6 + 2.6 * {1: 1, 2: 1, 20: 5}[panels])
 
 
-@pytest.mark.parametrize("path", ["m.jpg", "m", "", [], ["m.png", "m.gif"]])
+@pytest.mark.parametrize("path", ["m.jpg", "m", ["m.png", "m.gif"]])
 def test_a_path_of_another_kind_is_refused(path: object) -> None:
     with pytest.raises(InvalidValueError, match=r"a path that ends in \.pdf, \.png, \.svg"):
+        PlotReleaseManager(path)
+
+
+@pytest.mark.parametrize("path", ["", [], 3, None, "m\0.png", ["m.png", b"m.svg"]])
+def test_what_is_no_path_is_refused(path: object) -> None:
+    with pytest.raises(InvalidValueError, match=r"the path of a file as file_path, found .*pass a string"):
         PlotReleaseManager(path)
 
 

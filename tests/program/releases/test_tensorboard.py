@@ -151,7 +151,7 @@ def test_steps_are_whole_numbers(tmp_path: Path, key: object) -> None:
 
 
 def test_a_folder_is_needed() -> None:
-    with pytest.raises(InvalidValueError, match="Expected a folder as summary_dir"):
+    with pytest.raises(InvalidValueError, match="Expected the path of a folder as summary_dir"):
         TensorBoardReleaseManager("")
 
 

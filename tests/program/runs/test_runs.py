@@ -102,13 +102,17 @@ def test_another_record_is_refused_and_stays(tmp_path: Path, content: bytes, mes
 
 
 def test_arguments_that_no_run_can_have_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match="empty string"):
+    with pytest.raises(InvalidValueError, match="the path of a folder as folder, found ''"):
         Run("")
     for wrong in ({"x": [1]}, {"x": None}, {1: 2}):
         with pytest.raises(InvalidValueError, match="numbers, strings and booleans as the parameters of a run"):
             Run(tmp_path / "run", parameters=wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeMismatchError, match="Expected seed to be an integer"):
         Run(tmp_path / "run", seed=1.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match=r"Expected Mapping as parameters, found int 3"):
+        Run(tmp_path / "run", parameters=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match="a name of printable characters as name, found int 3"):
+        Run(tmp_path / "run", name=3)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 

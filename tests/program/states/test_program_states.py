@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-from fedstack.errors import InvalidValueError, ProgramStateError
+from fedstack.errors import ClosedError, InvalidValueError, ProgramStateError
 from fedstack.program import FileProgramStateManager, MemoryProgramStateManager
 from fedstack.program.states.folder_lock import FolderLock, holder_of
 from fedstack.program.states.headed_file import FileKind
@@ -221,7 +221,7 @@ def test_every_damaged_byte_is_found(tmp_path: Path) -> None:
     for index in range(len(content)):
         newest(tmp_path).write_bytes(content[:index] + bytes([content[index] ^ 0x10]) + content[index + 1 :])
         try:
-            run(manager.load(1, {"w": 0, "b": 0, "n": 0}))
+            run(manager.load(1, {"w": np.zeros(4), "b": b"", "n": 0}))
         except ProgramStateError:
             continue
         silent.append(index)
@@ -284,7 +284,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ProgramStateError, match=r"Cannot create .*file.inside"):
         run(FileProgramStateManager(tmp_path / "file" / "inside").save(1, 1))
-    with pytest.raises(InvalidValueError, match="empty string"):
+    with pytest.raises(InvalidValueError, match="the path of a folder as root_dir, found ''"):
         FileProgramStateManager("")
     with pytest.raises(InvalidValueError, match="the beginning of a file name"):
         FileProgramStateManager(tmp_path, prefix="a/b")
@@ -334,6 +334,7 @@ def test_who_looks_for_the_holder_of_a_lock_disturbs_nobody(tmp_path: Path) -> N
             lock = FolderLock(tmp_path, "a run")
             lock.acquire()
             lock.release()
+        lock = FolderLock(tmp_path, "a run")
         lock.acquire()
         assert str(holder_of(tmp_path)) == "the run 'a run' of this process"
     finally:
@@ -422,3 +423,68 @@ def test_a_damaged_version_may_be_saved_again(tmp_path) -> None:
     assert asyncio.run(manager.load_latest(0)) == (1, 1)
     asyncio.run(manager.save(22, 2))
     assert asyncio.run(manager.load_latest(0)) == (22, 2)
+
+
+@pytest.mark.parametrize(
+    ("saved", "passed"),
+    [
+        ({"w": np.zeros((3, 2)), "n": 1}, {"w": np.zeros((3, 4)), "n": 1}),
+        ({"w": np.zeros(3)}, {"w": np.zeros((3, 1))}),
+        ({"w": np.zeros(3)}, {"w": 0.0}),
+        ({"w": "three"}, {"w": 3}),
+        ({"w": b"three"}, {"w": 3}),
+    ],
+)
+def test_a_state_that_is_not_like_the_programs_is_refused_or_migrated(
+    tmp_path: Path, saved: dict[str, object], passed: dict[str, object]
+) -> None:
+    manager = FileProgramStateManager(tmp_path, migrate=lambda values: {**values, "w": passed["w"]})
+    run(manager.save(saved, 1))
+    with pytest.raises(InvalidValueError, match=r"found .* for w, where it passes .* pass migrate="):
+        run(FileProgramStateManager(tmp_path).load(1, passed))
+    found, version = run(manager.load_latest(passed))
+    assert (str(found), version) == (str(passed), 1)
+
+
+@pytest.mark.parametrize(
+    ("saved", "passed"),
+    [
+        (np.zeros((5, 2), np.float32), np.zeros((0, 2))),  # it grows with the rounds
+        (np.int32(3), 0),
+        (3.5, np.zeros(())),
+        (None, np.zeros(3)),
+        (np.zeros(3), None),
+        (np.float16(1), True),
+    ],
+)
+def test_what_may_change_while_a_program_runs_is_loaded(tmp_path: Path, saved: object, passed: object) -> None:
+    manager = FileProgramStateManager(tmp_path)
+    run(manager.save(saved, 1))
+    found, _ = run(manager.load_latest(passed))
+    np.testing.assert_array_equal(np.asarray(found, object), np.asarray(saved, object))
+
+
+def test_a_masked_array_is_refused_since_its_mask_would_be_lost(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match="a masked one at w"):
+        run(FileProgramStateManager(tmp_path).save({"w": np.ma.masked_equal([1, 2], 2)}, 1))
+
+
+def test_a_manager_that_is_closed_saves_nothing_more(tmp_path: Path) -> None:
+    manager = FileProgramStateManager(tmp_path)
+    run(manager.save(1, 1))
+    manager.close()
+    with pytest.raises(ClosedError, match="found that it has been closed; open it again"):
+        run(manager.save(2, 2))
+    assert run(FileProgramStateManager(tmp_path).load_latest(0)) == (1, 1)
+
+
+def test_a_pipe_in_place_of_a_state_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "program_state_1")
+    with pytest.raises(ProgramStateError, match="found no regular file"):
+        run(FileProgramStateManager(tmp_path).load_latest(0))
+
+
+@pytest.mark.parametrize("name", ["", "  ", 3, "a\0b", "two\nlines"])
+def test_a_name_is_a_line_of_text(tmp_path: Path, name: object) -> None:
+    with pytest.raises(InvalidValueError, match="Expected a name of printable characters as name"):
+        FileProgramStateManager(tmp_path, name=name)
