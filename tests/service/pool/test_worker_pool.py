@@ -56,10 +56,18 @@ def at_clients(pool: WorkerPool, function: Callable[[int], int], values: list[in
         context.close()
 
 
-def test_each_worker_of_a_pool_takes_its_share(pool: WorkerPool) -> None:
+def test_each_worker_of_a_pool_takes_its_share(pool: WorkerPool, tmp_path: Path) -> None:
+    folder, wall = str(tmp_path), WALL
+
     def process_id(value: int) -> int:
         import os
+        import pathlib
+        import time
 
+        (pathlib.Path(folder) / str(os.getpid())).touch()
+        end = time.monotonic() + wall
+        while len(os.listdir(folder)) < 2 and time.monotonic() < end:  # else one may take the share of the other
+            time.sleep(0.005)
         return os.getpid()
 
     assert set(at_clients(pool, process_id, list(range(64)))) == set(pool.pids)
