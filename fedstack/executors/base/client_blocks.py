@@ -25,7 +25,7 @@ from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.tolerant_blocks import TolerantBlocks
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
-from fedstack.executors.concurrency.measurements import HelperTrial, measurements_of, preemptions
+from fedstack.executors.concurrency.measurements import HelperTrial, is_runnable, measurements_of, preemptions
 from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.executors.survivors.tolerance import Tolerance
@@ -43,8 +43,7 @@ _STREAMED_SECONDS = 0.03
 _HELPER_DELAY_SECONDS = 0.005
 _HELPER_MOST_DELAY_SECONDS = 0.3
 _HELPER_MIN_SECONDS = 0.0002
-# If the workers use a smaller share of one core than this, they are waiting for something. Computing workers get a
-# larger share even of a core that other programs keep busy.
+# If the workers use a smaller share of one core than this, they are waiting for something, if only for a core.
 _WAITING_CPU_SHARE = 0.15
 # Threads whose clients compute for a larger share of their time than this do not only wait.
 _COMPUTING_CPU_SHARE = 0.5
@@ -66,8 +65,9 @@ class ClientBlocks:
                             program have been seen to wait, all helpers that have 5 ms of work start immediately.
       Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a client takes at
                             least 0.2 ms. As many as there are workers start if these only wait: they used less than
-                            15 % of a core in this time, and a client yields at most 1 MiB. Otherwise the delay until
-                            the next check doubles, up to 0.3 s, because a function that first loads may wait later.
+                            15 % of a core in this time, none wants a core now, and a client yields at most 1 MiB.
+                            Otherwise the delay until the next check doubles, up to 0.3 s, because a function that first
+                            loads may wait later.
       Number of workers     At most one thread per core, or `max_threads` while the workers only wait.
       A helper stops if     After at least 8 clients and 5 ms, excluding blocks that other programs disturbed, all
                             workers together still take at least 90 % of the time of one thread, and compute on at most
@@ -126,7 +126,7 @@ class ClientBlocks:
         self._error: BaseException | None = None
         self._error_client = clients.stop
         self._cancelled = False
-        self._workers = 0
+        self._workers: set[int] = set()  # the native ids of their threads
         self._expected = 1  # the number of workers, including helpers that have not started yet
         self._done = 0
         self._seconds = self._cpu = 0.0
@@ -231,15 +231,16 @@ class ClientBlocks:
                     return
             busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
             waits = busy < _WAITING_CPU_SHARE and self.measured.result_bytes <= _TOO_LARGE_TO_WAIT
+            waits = waits and not any(map(is_runnable, list(self._workers)))  # other programs may have all cores
             self.measured.waits = waits or self.measured.waits
             with self._room:
                 if self._expected >= self.max_threads or self._next >= self.clients.stop or self._error is not None:
                     return
                 seconds = self._seconds / self._done if self._done else None
-                if self._workers <= 1 and self._alone is None:
+                if len(self._workers) <= 1 and self._alone is None:
                     self._alone = seconds or self.measured.seconds_per_call
-                calls = self._workers == self._expected and (waits or self._pays(seconds))
-                count = min(self._workers, self.max_threads - self._expected) if waits else 1
+                calls = len(self._workers) == self._expected and (waits or self._pays(seconds))
+                count = min(len(self._workers), self.max_threads - self._expected) if waits else 1
             if calls and (threads := found()) is not None:
                 self._call_helpers(threads, count, waits=waits)
                 del threads
@@ -257,7 +258,7 @@ class ClientBlocks:
 
     def _slows_down(self, trial: HelperTrial) -> bool:
         """Returns whether a helper slows down the work, and records the answer."""
-        workers = max(2, self._workers)  # near the end, other workers have already stopped
+        workers = max(2, len(self._workers))  # near the end, other workers have already stopped
         is_of_use = None if self._alone is None else trial.is_of_use(self._alone, workers)
         if is_of_use is not None:
             self.measured.note_helper(is_of_use)
@@ -265,8 +266,9 @@ class ClientBlocks:
 
     def _work(self, *, is_judged: bool = False) -> None:
         """Runs blocks until none remain or, if `is_judged`, until this thread turns out not to speed up the work."""
+        thread = threading.get_native_id()
         with self._room:
-            self._workers += 1
+            self._workers.add(thread)
         try:
             trial, disturbed = HelperTrial(), preemptions() if is_judged else 0
             with one_blas_thread():  # folds may call functions, too
@@ -279,7 +281,7 @@ class ClientBlocks:
                             return
         finally:
             with self._room:
-                self._workers -= 1
+                self._workers.discard(thread)
                 self._expected -= 1
                 self._room.notify_all()
 

@@ -102,6 +102,15 @@ def preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
+def is_runnable(thread: int) -> bool:
+    """Returns whether a thread, given by its native id, runs or waits for a core only; false if it is not known."""
+    try:
+        with open(f"/proc/self/task/{thread}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].startswith(b"R")  # the name in parentheses may contain anything
+    except OSError:
+        return False
+
+
 class _OneRun:
     """A single run of a program, in the form in which it appears in an invocation's progress."""
 

@@ -184,6 +184,23 @@ def test_clients_that_compute_never_run_on_more_threads_than_they_have_cores(
     assert running.most <= (cores or 2)
 
 
+def test_clients_that_compute_do_not_count_as_waiting_when_other_programs_have_the_cores(
+    clock: Clock, two_cores: None
+) -> None:
+    clock.busy_until = 0  # as if this process got no core
+
+    def compute() -> None:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+
+    running = Running(compute)
+    with locally():
+        at_clients(running)(list(range(20)))
+    assert clock.asked >= 10
+    assert running.most <= 2
+
+
 def test_clients_that_wait_never_run_on_more_threads_than_allowed() -> None:
     barrier = threading.Barrier(3)
     running = Running(lambda: barrier.wait(LIMIT_SECONDS))
