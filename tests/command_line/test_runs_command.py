@@ -73,6 +73,15 @@ def test_an_open_run_is_listed_with_its_process_and_is_not_disturbed(tmp_path: P
     assert called(capsys, tmp_path)[1].splitlines()[1].endswith("  no")
 
 
+def test_a_damaged_newest_state_is_said_and_its_run_is_listed(tmp_path: Path, capsys) -> None:
+    make_run(tmp_path / "a", 2)
+    path = tmp_path / "a" / "states" / "program_state_2"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    code, out, err = called(capsys, tmp_path)
+    assert (code, out.splitlines()[1].split()[0]) == (1, "a")
+    assert re.search(r"program_state_2 as it was written, found that its \w+ is damaged or missing", err)
+
+
 def test_what_is_wrong_with_a_run_is_said_and_the_others_are_listed(tmp_path: Path, capsys) -> None:
     for name in "abcd":
         make_run(tmp_path / name, 2)

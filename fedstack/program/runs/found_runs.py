@@ -12,7 +12,7 @@ from fedstack.foundations.error_text import text_of
 from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
 from fedstack.program.runs.run import KEY, METRICS, STATES
 from fedstack.program.runs.run_record import RECORD, RunRecord
-from fedstack.program.states.file_program_state_manager import versions_in
+from fedstack.program.states.file_program_state_manager import check_version, versions_in
 from fedstack.program.states.folder_lock import LockHolder, holder_of
 
 
@@ -70,7 +70,9 @@ def find_runs(folder: Path) -> tuple[list[FoundRun], dict[str, ProgramStateError
         if RECORD in files:
             folders.clear()
             try:
-                runs.append(_found(Path(path), folder))
+                runs.append(found := _found(Path(path), folder))
+                if found.versions:  # the run is listed all the same, as it goes on from an older version
+                    check_version(found.folder / STATES, found.versions[-1])
             except ProgramStateError as error:
                 errors[Path(path).relative_to(folder).as_posix()] = error
         folders.sort()

@@ -1,6 +1,7 @@
 """Saves the states of a program in a folder, one file for each version."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -26,7 +27,7 @@ from fedstack.program.argument_checks import checked_name, checked_path
 from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.headed_file import DamagedStateError
 from fedstack.program.states.staged_releases import StagedReleases
-from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
+from fedstack.program.states.state_file import SavedState, check_complete, read_releases, read_state, write_state
 from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
 
 PREFIX = "program_state_"
@@ -306,6 +307,16 @@ def versions_in(folder: Path, prefix: str = PREFIX) -> list[int]:
         raise ProgramStateError(f"Cannot read {folder}: {text_of(error)}; check the path") from error
     ends = [name[len(prefix) :] for name in names if name.startswith(prefix)]
     return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
+
+
+def check_version(folder: Path, version: int, prefix: str = PREFIX) -> None:
+    """Checks that a version in a folder can be loaded, as far as its header and its size tell.
+
+    Raises:
+      ProgramStateError: If it cannot.
+    """
+    with contextlib.suppress(FileNotFoundError):  # a run that goes on removes old versions
+        check_complete(folder / f"{prefix}{version}")
 
 
 def running_task() -> "asyncio.Task[Any] | None":

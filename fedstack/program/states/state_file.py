@@ -6,6 +6,7 @@ executed.
 """
 
 import math
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -145,6 +146,19 @@ def read_state(path: Path) -> SavedState:
         contents = memoryview(cast(Any, np.fromfile(file, np.uint8)))
     values = {entry["name"]: _read_value(entry, contents, path) for entry in fields["values"]}
     return SavedState(values, fields["releases"], fields["fedstack"])
+
+
+def check_complete(path: Path) -> None:
+    """Checks the header of a state and its size, but not the bytes of its values, which may be many.
+
+    Raises:
+      FileNotFoundError: If the file does not exist.
+      ProgramStateError: See `read_state`.
+    """
+    with _KIND.open(path) as (file, fields):
+        ends = [entry["start"] + entry["size"] for entry in fields["values"] if "start" in entry]
+        if os.fstat(file.fileno()).st_size - file.tell() < max(ends, default=0):
+            raise _KIND.damaged(path, "its end")
 
 
 def read_releases(path: Path) -> Mapping[str, object]:
