@@ -135,6 +135,9 @@ def save_figure(figure: Figure, path: Path, note: str) -> list[Path]:
       path: The path of the files without the ending.
       note: A text in ASCII that the files contain without being seen.
     """
+    # Otherwise each file would lay out the figure again.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     paths = [path.with_suffix(suffix) for suffix in _SUFFIXES]
     for written in paths:
         written.write_bytes(picture_of(figure, written.suffix, note))
