@@ -25,7 +25,9 @@ class _Bars(Progress):
         for task in self.tasks:
             # The lines are drawings that other encodings do not have.
             if (below := task.fields["below"]) and self.console.encoding.startswith("utf"):
-                yield Text.from_markup(below, overflow="crop")
+                lines = Text.from_markup(below, overflow="crop")
+                lines.no_wrap = True
+                yield lines
 
 
 class _LiveBars:

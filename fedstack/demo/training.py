@@ -22,7 +22,6 @@ from fedstack.contexts.progress_display import ProgressSnapshot, display
 from fedstack.demo.faults import FaultyRounds, Workers
 from fedstack.demo.live_view import draw_clients, draw_curve
 from fedstack.executors.survivors.client_failures import ClientFailures
-from fedstack.foundations.error_text import counted
 
 _FILES = {"python": "federated_averaging.py", "jax": "federated_averaging_jax.py"}
 _IN_WHEEL = Path(__file__).parent / "examples"
@@ -144,7 +143,7 @@ def run_rounds(
         notes = [f"accuracy {done[-1].accuracy:.4f}"]
         lines = list(draw_curve([r.accuracy for r in done], num_rounds))
         if failed := run_round.failed:
-            notes.append(f"{len(failed)} of {counted(len(training), 'client')} failed")
+            notes.append(f"{len(failed)} failed")
         if failed or run_round.kill is not None:
             lines += draw_clients(len(training), failed, run_round.kill)
         return ProgressSnapshot(len(done), num_rounds, ", ".join(notes), below="\n".join(lines))

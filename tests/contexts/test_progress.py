@@ -798,9 +798,10 @@ def test_a_bar_has_lines_below_it_where_the_terminal_can_draw_them(monkeypatch: 
         terminal = use_terminal(monkeypatch)
         monkeypatch.setattr(Terminal, "encoding", encoding)
         bar = choose_display("training", "steps")
-        bar.show(ProgressSnapshot(1, 4, below="[red]✗[/] and\nmore"))
+        bar.show(ProgressSnapshot(1, 4, below=f"[red]✗[/]{' wide' * 200}\nmore"))
         bar.close(ProgressSnapshot(4, 4))
         assert ("✗" in terminal.getvalue(), "more" in terminal.getvalue()) == (is_there, is_there)
+        assert terminal.getvalue().count("wide") < 200  # lines are cut, and not broken
         assert "1 of 4 steps" in terminal.getvalue()
 
 
