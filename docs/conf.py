@@ -60,6 +60,7 @@ html_static_path = ["site/static"]
 html_extra_path = ["site/extra"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False  # LICENSE says whose it is
 html_theme_options = {"top_of_page_buttons": []}
 
 _GROUPS = re.compile(r"^## (?P<caption>.+)\n(?P<text>(?:(?!^## ).*\n)*)", re.MULTILINE)

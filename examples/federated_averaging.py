@@ -95,8 +95,8 @@ def load_clients(num_clients, seed):
     return training, evaluation
 
 
-def train(training, evaluation, num_rounds, seed):
-    """Yields `accuracy` and `loss` on the held-out images after each round."""
+def train(training, evaluation, num_rounds, seed, train_round=train_round):
+    """Yields `accuracy` and `loss` on the held-out images after each round, which `train_round` runs."""
     rng = np.random.default_rng(seed)
     model = OrderedDict((name, np.zeros(shape, dtype)) for name, (dtype, shape) in MODEL.items())
     for name, fan_in in (("hidden", PIXELS), ("output", HIDDEN)):

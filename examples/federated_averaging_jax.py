@@ -73,8 +73,8 @@ def filled_up(images):
     return {"image": image, "digit": digit, "weight": (np.arange(len(digit)) < len(digit) - missing).astype(np.float32)}
 
 
-def train(training, evaluation, num_rounds, seed):
-    """Yields `accuracy` and `loss` on the held-out images after each round."""
+def train(training, evaluation, num_rounds, seed, train_round=train_round):
+    """Yields `accuracy` and `loss` on the held-out images after each round, which `train_round` runs."""
     rng = np.random.default_rng(seed)
     model = OrderedDict((name, np.zeros(shape, dtype)) for name, (dtype, shape) in MODEL.items())
     for name, fan_in in (("hidden", PIXELS), ("output", HIDDEN)):

@@ -1,11 +1,11 @@
 """FedAvg that is killed and goes on: states, metrics and a picture in one folder (McMahan et al., 2017).
 
-`fedstack.program.Run` saves the model and the iterator that draws clients after each round. Press Ctrl-C and start the
-script again: it goes on, and the results have the same bits. `fedstack runs FOLDER` lists the runs of a folder.
+`fedstack.program.Run` saves the model and the iterator that draws clients, so a stop changes no bit of the result.
 """
 
 import argparse
 import asyncio
+import signal
 from pathlib import Path
 
 import federated_language as fl
@@ -24,8 +24,7 @@ options = parser.parse_args()
 x, y = (array.astype(np.float32) for array in load_digits(return_X_y=True))
 held_out, rest = np.split(np.random.default_rng(SEED).permutation(len(y)), [360])
 split = DirichletPartitioner(20, alpha=0.3).partition(y[rest], seed=SEED)
-table = {"client": split.owners, "x": x[rest] / 16, "y": y[rest].astype(np.int32)}
-source = TableDataSource(table, "client", seed=SEED)
+source = TableDataSource({"c": split.owners, "x": x[rest] / 16, "y": y[rest].astype(np.int32)}, "c", seed=SEED)
 MODEL, ROWS = (np.float32, [64, 10]), source.federated_type.member
 
 
@@ -66,4 +65,5 @@ async def train():
 
 
 fl.framework.set_default_context(FederatedContext(fedstack.create_async_local_execution_context()))
+signal.signal(signal.SIGINT, lambda *_: parser.exit(130, "stopped by Ctrl-C; start the script again, and it goes on\n"))
 asyncio.run(train())

@@ -65,7 +65,8 @@ fedstack.set_sync_local_execution_context()
 axes = (figure := Figure(figsize=(6.4, 4), layout="constrained")).add_subplot(xlabel="round", ylabel="accuracy")
 for name in ("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi"):
     curves = np.array([list(accuracies(name, seed)) for seed in range(SEEDS)])
-    [line] = axes.plot(range(1, options.rounds + 1), curves.mean(axis=0), label=name)
+    style = "--" if name == "FedYogi" else "-"  # it hides FedAdam
+    [line] = axes.plot(range(1, options.rounds + 1), curves.mean(axis=0), style, label=name)
     axes.fill_between(line.get_xdata(), curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=line.get_color())
     last = curves[:, -5:].mean(axis=1)
     print(f"{name}: accuracy {last.mean():.3f} on average of {SEEDS} seeds, {last.min():.3f} to {last.max():.3f}")

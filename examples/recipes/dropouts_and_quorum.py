@@ -17,7 +17,7 @@ import fedstack
 from fedstack.data.partition import DirichletPartitioner
 from fedstack.errors import TooManyClientFailuresError
 
-STEPS, RATE, MODEL = 10, np.float32(0.3), (np.float32, [64, 10])
+STEPS, RATE, MODEL, KINDS = 10, np.float32(0.3), (np.float32, [64, 10]), ("done", "late", "failed")
 WORK = {"x": (np.float32, [None, 64]), "y": (np.int32, [None]), "broken": np.float32, "seconds": np.float32}
 FAILURES = fedstack.ClientFailures(tolerate=0.5, min_clients=10, enough=0.8, retries=1)
 parser = argparse.ArgumentParser()
@@ -59,11 +59,11 @@ for number in range(1, options.rounds + 1):
         except TooManyClientFailuresError as error:
             print(str(error).partition(";")[0])  # the model stays as it is
     accuracy = ((x[held_out] / 16 @ model).argmax(axis=1) == y[held_out]).mean()
-    history.append([len(outcomes.of_kind(kind)) for kind in ("done", "late", "failed")])
+    history.append([len(outcomes.of_kind(kind)) for kind in KINDS])
     print(f"round {number}: accuracy {accuracy:.3f}, done, late, failed: {history[-1]}")
-axes = Figure(figsize=(6.4, 4), layout="constrained").subplots()
-axes.stackplot(range(1, options.rounds + 1), np.transpose(history), labels=("done", "late", "failed"), step="mid")
-axes.legend(loc="lower right", title="clients, over rounds")
+axes = Figure((6.4, 4), layout="constrained").add_subplot(xlabel="round", ylabel="clients", yticks=range(0, 21, 5))
+axes.stackplot(range(1, options.rounds + 1), np.transpose(history), labels=KINDS, step="mid", colors=("C0", "C1", "C3"))
+axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
 options.out.mkdir(parents=True, exist_ok=True)
 axes.figure.savefig(options.out / "dropouts_and_quorum.svg")
 print(f"accuracy {accuracy:.2f} after {options.rounds} rounds; done, late, failed: {np.sum(history, axis=0)}")

@@ -60,7 +60,7 @@ for name in ("FedAvg", "FedAdam", "FedYogi"):
         curve.append(((x[held_out] @ model).argmax(axis=1) == y[held_out]).mean())
     last[name] = f"{np.mean(curve[-5:]):.2f}"
     print(name, *(f"{accuracy:.2f}" for accuracy in curve))
-    axes.plot(range(1, options.rounds + 1), curve, ".-", label=name)
+    axes.plot(range(1, options.rounds + 1), curve, ".--" if name == "FedYogi" else ".-", label=name)
 axes.set(xlabel="round", ylabel="accuracy on held-out digits")
 axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)

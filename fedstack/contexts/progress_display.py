@@ -43,12 +43,14 @@ class ProgressSnapshot:
       total: The total number of units; 0 if it is unknown.
       note: Additional information, in a few words.
       title: A name for the work that replaces the display's title; empty to keep the title.
+      below: Lines below a bar in a terminal, with the markup of rich. Other displays leave them out.
     """
 
     done: int
     total: int
     note: str = ""
     title: str = ""
+    below: str = ""
 
 
 class Display(Protocol):

@@ -2,10 +2,10 @@
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.markup import escape
@@ -15,6 +15,19 @@ from rich.text import Text
 
 from fedstack.contexts.progress_display import PlainText, ProgressSnapshot
 from fedstack.foundations.after_fork import renew_after_fork
+
+
+class _Bars(Progress):
+    """Progress bars, with the lines below them."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            # The lines are drawings that other encodings do not have.
+            if (below := task.fields["below"]) and self.console.encoding.startswith("utf"):
+                lines = Text.from_markup(below, overflow="crop")
+                lines.no_wrap = True
+                yield lines
 
 
 class _LiveBars:
@@ -44,7 +57,7 @@ class _LiveBars:
     def add(self, title: str, unit: str) -> TaskID:
         with self._lock:
             if self._progress is None:
-                progress = Progress(
+                progress = _Bars(
                     TextColumn("{task.description}"),
                     BarColumn(),
                     TextColumn("{task.completed} of {task.fields[of]} {task.fields[unit]}"),
@@ -58,7 +71,7 @@ class _LiveBars:
                 )
                 progress.start()
                 self._progress = progress
-            return self._progress.add_task(escape(title), total=None, unit=unit, of="?", note="")
+            return self._progress.add_task(escape(title), total=None, unit=unit, of="?", note="", below="")
 
     def update(self, bar: TaskID, snapshot: ProgressSnapshot) -> None:
         with self._lock:
@@ -70,6 +83,7 @@ class _LiveBars:
                     total=snapshot.total or None,
                     of=snapshot.total or "?",
                     note=snapshot.note,
+                    below=snapshot.below,
                 )
                 self._progress.refresh()
 

@@ -1,36 +1,33 @@
-"""Runs the federated averaging examples, `examples/federated_averaging*.py`, and records and reports each round.
+"""Runs the federated averaging examples, `examples/federated_averaging*.py`, and records each round.
 
 The computation is defined only in the examples, for readers to copy and for the demo to run. In a wheel, the examples
 are installed next to this module.
 """
 
 import contextlib
-import csv
 import importlib.util
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.backends.ray_cluster.ray_contexts import create_sync_ray_execution_context
 from fedstack.backends.remote_contexts import create_sync_remote_execution_context
 from fedstack.contexts.local_contexts import create_sync_local_execution_context
-from fedstack.contexts.progress_display import ProgressSnapshot, display, is_terminal
-from fedstack.foundations.error_text import counted
+from fedstack.contexts.progress_display import ProgressSnapshot, display
+from fedstack.demo.faults import FaultyRounds, Workers
+from fedstack.demo.live_view import draw_clients, draw_curve
+from fedstack.executors.survivors.client_failures import ClientFailures
 
 _FILES = {"python": "federated_averaging.py", "jax": "federated_averaging_jax.py"}
 _IN_WHEEL = Path(__file__).parent / "examples"
 _IN_CHECKOUT = Path(__file__).parents[2] / "examples"
 
 Images = Mapping[str, NDArray[Any]]
-
-_HEADER = ("round", "accuracy", "loss", "seconds", "clients/s")
-_MOST_ROWS = 10
 
 
 @attrs.frozen
@@ -43,6 +40,8 @@ class Round:
       loss: The mean cross-entropy on these images, in nats.
       seconds: The duration of training and evaluation in this round.
       clients_per_second: The number of trained clients divided by `seconds`.
+      failed: The number of clients that failed in this round.
+      seed: The seed of the run.
     """
 
     number: int
@@ -50,6 +49,8 @@ class Round:
     loss: float
     seconds: float
     clients_per_second: float
+    failed: int = 0
+    seed: int = 0
 
 
 def load_example(leaf: str = "python") -> Any:
@@ -64,7 +65,7 @@ def load_example(leaf: str = "python") -> Any:
 
     The module's `load_clients(num_clients, seed)` returns training images and evaluation batches for each client. The
     function raises ModuleNotFoundError if scikit-learn, which contains the images, is not installed. The module's
-    `train(training, evaluation, num_rounds, seed)` yields `accuracy` and `loss` after each round.
+    `train(training, evaluation, num_rounds, seed, train_round)` yields `accuracy` and `loss` after each round.
     """
     if leaf != "python":
         sys.modules.setdefault(Path(_FILES["python"]).stem, load_example())
@@ -77,35 +78,34 @@ def load_example(leaf: str = "python") -> Any:
     return module
 
 
-def describe_clients(training: Sequence[Images]) -> str:
-    """Returns a sentence about how unevenly the images are distributed over the clients."""
-    digits = [client["digit"] for client in training]
-    sizes = [len(held) for held in digits]
-    kinds = float(np.mean([len(np.unique(held)) for held in digits]))
-    least, most = min(sizes), max(sizes)
-    each = counted(least, "handwritten digit") if least == most else f"{least} to {most} handwritten digits"
-    return f"{counted(len(digits), 'client')} with {each} each, of {kinds:.1f} kinds on average"
-
-
 @contextlib.contextmanager
-def _context(num_workers: int, engine: str) -> Generator[None, None, None]:
-    """Runs the block in a context that computes in this process, on new worker processes, or on Ray."""
+def _context(
+    num_workers: int, engine: str, client_failures: ClientFailures | None
+) -> Generator[Workers | None, None, None]:
+    """Runs the block in a context that computes in this process, on new worker processes, or on Ray.
+
+    Yields:
+      The worker processes of fedstack, if there are any.
+    """
     if engine == "ray":
         from fedstack.backends.ray_cluster.ray_api import ray  # an optional dependency
 
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        with create_sync_ray_execution_context(num_workers=num_workers or None):
-            yield
+        with create_sync_ray_execution_context(num_workers=num_workers or None, client_failures=client_failures):
+            yield None
         return
     if not num_workers:
-        with create_sync_local_execution_context():
-            yield
+        with create_sync_local_execution_context(client_failures=client_failures):
+            yield None
         return
     from fedstack.service.pool.worker_pool import local_worker_pool  # only workers need gRPC
 
-    with local_worker_pool(num_workers) as workers, create_sync_remote_execution_context(workers):
-        yield
+    with (
+        local_worker_pool(num_workers) as workers,
+        create_sync_remote_execution_context(workers, client_failures=client_failures),
+    ):
+        yield workers
 
 
 def run_rounds(
@@ -116,20 +116,44 @@ def run_rounds(
     seed: int,
     num_workers: int = 0,
     engine: str = "fedstack",
+    faults: FaultyRounds | None = None,
 ) -> list[Round]:
-    """Trains and evaluates for `num_rounds` rounds and shows a progress bar.
+    """Trains and evaluates for `num_rounds` rounds, and shows the progress.
 
     The work runs in this process, in worker processes, or on Ray. Accuracies and losses are bit-for-bit reproducible
-    and do not depend on the number of workers.
+    and do not depend on the number of workers, or on a worker that is killed.
+
+    Args:
+      example: The module of the example.
+      training: The images of each client.
+      evaluation: The batches of held-out images of each client.
+      num_rounds: The number of rounds.
+      seed: The seed of the initial model and of the order of images.
+      num_workers: The number of worker processes; 0 for none.
+      engine: `"fedstack"` or `"ray"`.
+      faults: What runs each round, and may let clients fail; by default nothing fails.
     """
     rounds: list[Round] = []
+    run_round = FaultyRounds(example.train_round, len(training), seed) if faults is None else faults
 
     def snapshot() -> ProgressSnapshot:
-        return ProgressSnapshot(len(rounds), num_rounds, f"accuracy {rounds[-1].accuracy:.4f}" if rounds else "")
+        done = list(rounds)  # the work goes on meanwhile
+        if not done:
+            return ProgressSnapshot(0, num_rounds)
+        notes = [f"accuracy {done[-1].accuracy:.4f}"]
+        lines = list(draw_curve([r.accuracy for r in done], num_rounds))
+        if failed := run_round.failed:
+            notes.append(f"{len(failed)} failed")
+        if failed or run_round.kill is not None:
+            lines += draw_clients(len(training), failed, run_round.kill)
+        return ProgressSnapshot(len(done), num_rounds, ", ".join(notes), below="\n".join(lines))
 
-    with _context(num_workers, engine), display("Training", "rounds", snapshot):
+    with (
+        _context(num_workers, engine, run_round.policy) as run_round.pool,
+        display("Training", "rounds", snapshot),
+    ):
         begin = time.perf_counter()
-        for metrics in example.train(training, evaluation, num_rounds, seed):
+        for metrics in example.train(training, evaluation, num_rounds, seed, run_round):
             end = time.perf_counter()
             rounds.append(
                 Round(
@@ -137,35 +161,10 @@ def run_rounds(
                     accuracy=float(metrics["accuracy"]),
                     loss=float(metrics["loss"]),
                     seconds=end - begin,
-                    clients_per_second=len(training) / (end - begin),
+                    clients_per_second=(len(training) - len(run_round.failed)) / (end - begin),
+                    failed=len(run_round.failed),
+                    seed=seed,
                 )
             )
             begin = end
     return rounds
-
-
-def print_table(rounds: Sequence[Round]) -> None:
-    """Prints the first round, the last round and some rounds between them to standard output."""
-    every = -(-len(rounds) // _MOST_ROWS)
-    rows = [
-        (str(r.number), f"{r.accuracy:.4f}", f"{r.loss:.4f}", f"{r.seconds:.3f}", f"{r.clients_per_second:,.0f}")
-        for r in rounds
-        if r.number % every == 0 or r.number in (1, len(rounds))
-    ]
-    if is_terminal(sys.stdout):
-        with contextlib.suppress(ImportError):
-            from fedstack.contexts.rich_display import draw_table
-
-            draw_table(_HEADER, rows)
-            return
-    widths = [max(map(len, column)) for column in zip(_HEADER, *rows)]
-    for row in (_HEADER, *rows):
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
-
-
-def write_csv(rounds: Sequence[Round], path: Path) -> None:
-    """Writes all rounds to a CSV file, with full precision."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(field.name for field in attrs.fields(Round))
-        writer.writerows(attrs.astuple(r) for r in rounds)

@@ -792,6 +792,19 @@ def test_a_line_names_the_function_that_runs_and_who_has_run_for_long(
     assert re.search(r"^.*: ended after \d+\.\d s with 2 of 10 clients done\n\Z", written.getvalue(), re.MULTILINE)
 
 
+def test_a_bar_has_lines_below_it_where_the_terminal_can_draw_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    for encoding, is_there in (("utf-8", True), ("ascii", False)):
+        terminal = use_terminal(monkeypatch)
+        monkeypatch.setattr(Terminal, "encoding", encoding)
+        bar = choose_display("training", "steps")
+        bar.show(ProgressSnapshot(1, 4, below=f"[red]✗[/]{' wide' * 200}\nmore"))
+        bar.close(ProgressSnapshot(4, 4))
+        assert ("✗" in terminal.getvalue(), "more" in terminal.getvalue()) == (is_there, is_there)
+        assert terminal.getvalue().count("wide") < 200  # lines are cut, and not broken
+        assert "1 of 4 steps" in terminal.getvalue()
+
+
 def test_a_bar_is_named_by_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)

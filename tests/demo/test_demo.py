@@ -1,7 +1,9 @@
 """`fedstack demo`, and the example that it runs."""
 
+import contextlib
 import csv
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,11 @@ import numpy as np
 import pytest
 
 from fedstack.__main__ import main
-from fedstack.demo.training import Round, describe_clients, load_example, print_table, run_rounds, write_csv
+from fedstack.demo.baselines import compare
+from fedstack.demo.faults import FaultyRounds, Kill
+from fedstack.demo.live_view import draw_clients, draw_curve
+from fedstack.demo.report import describe_clients, print_table, write_csv
+from fedstack.demo.training import Round, load_example, run_rounds
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "federated_averaging.py"
@@ -29,8 +35,8 @@ def learned(folder: Path) -> list[tuple[str, str]]:
     return [(row["accuracy"], row["loss"]) for row in read_csv(folder)]
 
 
-def small_run(folder: Path, seed: int) -> list[tuple[str, str]]:
-    assert main(["demo", "--clients", "20", "--rounds", "3", "--seed", str(seed), "--out", str(folder)]) == 0
+def small_run(folder: Path, seed: int, *more: str) -> list[tuple[str, str]]:
+    assert main(["demo", "--clients", "20", "--rounds", "3", "--seed", str(seed), "--out", str(folder), *more]) == 0
     return learned(folder)
 
 
@@ -49,26 +55,112 @@ def test_a_hundred_clients_on_several_threads_give_the_same_numbers_each_time() 
     assert len({tuple((r.accuracy, r.loss) for r in run) for run in runs}) == 1
 
 
-def test_the_table_goes_to_standard_output_and_the_rest_to_standard_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small_run(tmp_path, seed=0)
-    out, err = capsys.readouterr()
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Runs the demo; returns its folder and what it has written to standard output and standard error."""
+    folder = tmp_path_factory.mktemp("small") / "new" / "folder"
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        small_run(folder, seed=0)
+    return folder, out.getvalue(), err.getvalue()
+
+
+def test_the_table_goes_to_standard_output_and_the_rest_to_standard_error(small: tuple[Path, str, str]) -> None:
+    folder, out, err = small
     lines = out.splitlines()
     assert lines[0].split() == ["round", "accuracy", "loss", "seconds", "clients/s"]
     assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3"]
     assert "Held-out accuracy" in err
-    assert str(tmp_path / "federated_averaging.png") in err
+    assert str(folder / "federated_averaging.png") in err
+    assert re.search(
+        r"^With all data in one place it is \d+\.\d%, and for a client alone \d+\.\d%\.$", err, re.MULTILINE
+    )
 
 
-def test_the_files_are_a_picture_and_all_rounds_with_every_digit(tmp_path: Path) -> None:
-    small_run(tmp_path / "new" / "folder", seed=0)
-    assert (tmp_path / "new" / "folder" / "federated_averaging.png").read_bytes().startswith(b"\x89PNG\r\n")
-    for number, row in enumerate(read_csv(tmp_path / "new" / "folder"), start=1):
+def test_the_files_are_pictures_and_all_rounds_with_every_digit(small: tuple[Path, str, str]) -> None:
+    folder, _, _ = small
+    for suffix, magic in ((".png", b"\x89PNG\r\n"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
+        assert (folder / f"federated_averaging{suffix}").read_bytes().startswith(magic)
+    for number, row in enumerate(read_csv(folder), start=1):
         assert int(row["number"]) == number
         assert float(row["accuracy"]) * 360 == pytest.approx(round(float(row["accuracy"]) * 360))
         assert repr(float(row["loss"])) == row["loss"]
         assert float(row["seconds"]) * float(row["clients_per_second"]) == pytest.approx(20)
+        assert (row["failed"], row["seed"]) == ("0", "0")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_and_failing_clients_cost_no_round_and_the_kill_no_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = small_run(tmp_path / "failing", 0, "--fail", "0.1")
+    out, err = capsys.readouterr()
+    assert [line.split()[-1] for line in out.splitlines()] == ["failed", "2", "2", "2"]
+    assert "In each round, 2 clients of 20 failed and were left out.\n" in err
+    assert small_run(tmp_path / "killed", 0, "--fail", "0.1", "--kill") == failing
+    err = capsys.readouterr().err
+    said = re.search(
+        r"^Round 2: worker (\d) \(process \d+\) was killed while it had .* on worker (\d), .*$", err, re.MULTILINE
+    )
+    assert said is not None, err
+    assert {said[1], said[2]} == {"0", "1"}
+    assert said[0].endswith(" and the round went on. The model has the same bits as without the kill.")
+
+
+@pytest.mark.long
+def test_each_seed_has_the_numbers_of_a_run_of_its_own(tmp_path: Path) -> None:
+    both = small_run(tmp_path / "both", 4, "--seeds", "2")
+    assert both == small_run(tmp_path / "first", 4) + small_run(tmp_path / "second", 5)
+    assert [row["seed"] for row in read_csv(tmp_path / "both")] == ["4"] * 3 + ["5"] * 3
+
+
+def test_other_clients_fail_in_each_round_but_the_same_ones_with_the_same_seed() -> None:
+    example = load_example()
+    clients = example.load_clients(10, 0)
+    found: list[list[object]] = []
+    for seed in (0, 0, 1):
+        rounds = FaultyRounds(example.train_round, 10, seed, share=0.2)
+        failed: list[object] = []
+        run_rounds(example, *clients, 1, seed, faults=rounds)
+        failed.append(rounds.failed)
+        run_rounds(example, *clients, 1, seed, faults=rounds)
+        failed.append(rounds.failed)
+        assert len(rounds.failed) == 2
+        assert failed[0] != failed[1]
+        found.append(failed)
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_client_with_all_kinds_of_digits_is_judged_by_all_held_out_images() -> None:
+    example = load_example()
+    clients = example.load_clients(1, 0)
+    rounds = FaultyRounds(example.train_round, 1, 0)
+    [only] = run_rounds(example, *clients, 1, 0, faults=rounds)
+    compared = compare(example, rounds.first, rounds.last, *clients, 1, 0)
+    assert compared.shared.tolist() == [only.accuracy]
+    assert compared.alone.tolist() == [compared.alone_on_all]
+    assert compared.one_place > 0.9
+
+
+def test_a_curve_in_a_terminal_rises_from_the_left_and_leaves_room_for_what_comes() -> None:
+    *lines, axis = [line.replace("[cyan]", "").replace("[/]", "") for line in draw_curve([0.0, 1.0], 3)]
+    assert lines[0].startswith("  100% │")
+    assert len({len(line) for line in (*lines, axis)}) == 1
+    drawn = [[place for place, cell in enumerate(line[8:]) if cell != "\u2800"] for line in lines]
+    assert drawn[-1][0] == 0  # the first value is at the left, at the bottom
+    assert drawn[0][-1] == max(map(max, drawn)) == 29  # the second at the top, half-way
+    assert list(draw_curve([0.5], 1))
+
+
+def test_a_terminal_shows_who_failed_and_who_ran_again() -> None:
+    kill = Kill(round=7, worker=0, pid=1, lost=[1, 2], by=[1], same_bits=True)
+    first, *rest = draw_clients(5, [2, 3], kill)
+    for colour in ("red", "yellow", "dim"):
+        first = first.replace(f"[{colour}]", "")
+    assert first.replace("[/]", "") == "clients ·↻✗✗·"
+    assert "2 clients failed in this round" in rest[0]
+    assert "worker 0 was killed in round 7; 2 clients ran again on worker 1" in rest[1]
+    assert len(list(draw_clients(10_000, [2], None))) == 1  # too many for a character each
 
 
 @pytest.mark.parametrize("number", [1, 2, 10, 11, 99, 1000])
@@ -122,7 +214,16 @@ def test_a_csv_file_can_be_written_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--clients", "0"), ("--clients", "1438"), ("--rounds", "0"), ("--seed", "-1"), ("--rounds", "many")],
+    [
+        ("--clients", "0"),
+        ("--clients", "1438"),
+        ("--rounds", "0"),
+        ("--rounds", "many"),
+        ("--seed", "-1"),
+        ("--fail", "1"),
+        ("--fail", "some"),
+        ("--engine=ray", "--kill"),
+    ],
 )
 def test_an_option_out_of_range_is_wrong_usage(
     option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

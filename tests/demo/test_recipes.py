@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,19 @@ def test_a_recipe_draws_its_picture_and_says_what_it_has_found(name: str, tmp_pa
     [picture] = pictures_in(tmp_path / "made", name)
     assert picture.stat().st_size > 2_000
     assert [path.name for path in tmp_path.iterdir()] == ["made"]  # nothing is left elsewhere
+
+
+def test_ctrl_c_ends_a_run_without_a_traceback_and_says_how_it_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, RECIPES["checkpointed_fedavg"], "--rounds", "100000", "--out", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stdout is not None
+            assert "'round': 1," in run.stdout.readline()
+            run.send_signal(signal.SIGINT)
+            _, said = run.communicate(timeout=WALL)
+        finally:
+            run.kill()
+    assert (run.returncode, said) == (130, "stopped by Ctrl-C; start the script again, and it goes on\n")
 
 
 @pytest.mark.parametrize("name", RECIPES)
