@@ -19,6 +19,8 @@ _IN_CHECKOUT = Path(__file__).parents[2] / "docs" / _PAGE
 
 _PARAGRAPH = re.compile(r"^### (?P<name>\w+)\n(?P<text>.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<page>[^)]+)\)")
+# What commands print instead of a traceback, without a class.
+_PRINTED = re.compile(r"^fedstack(?: [\w-]+)?: error: ", re.MULTILINE)
 # The last line of a traceback, which begins with the class.
 _RAISED = re.compile(r"^(?:[a-z_]\w*\.)*(?P<name>[A-Z]\w*)(?::|$)", re.MULTILINE)
 
@@ -44,9 +46,10 @@ def run(error: Sequence[str]) -> int:
 
 
 def _named(text: str, known: dict[str, str]) -> str | None:
-    """Returns the class that a traceback ends with, or else the first class in the text."""
+    """Returns the class that a traceback ends with, or else the first class in the text, or else that of a command."""
     raised = [each["name"] for each in _RAISED.finditer(text) if each["name"] in known]
-    return raised[-1] if raised else next((word for word in re.findall(r"\w+", text) if word in known), None)
+    words = [*raised[-1:], *re.findall(r"\w+", text), *("UsageError" for _ in _PRINTED.finditer(text))]
+    return next((word for word in words if word in known), None)
 
 
 COMMAND = subcommand(

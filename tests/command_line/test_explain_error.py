@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from click import ClickException, UsageError
 from federated_language.framework import RetryableError
 
 import fedstack
@@ -36,6 +37,7 @@ PUBLIC = {
     for name in getattr(module, "__all__", vars(module))
     if isinstance(error := getattr(module, name), type) and issubclass(error, (AssertionError, FedstackError))
 }
+ELSEWHERE: dict[str, type[Exception]] = {"DamagedStateError": DamagedStateError, "UsageError": UsageError}
 
 
 def test_every_public_error_has_a_paragraph() -> None:
@@ -45,9 +47,19 @@ def test_every_public_error_has_a_paragraph() -> None:
 
 def test_every_paragraph_is_about_an_error_and_names_its_other_classes() -> None:
     for name, text in EXPLAINED.items():
-        error = DamagedStateError if name == "DamagedStateError" else PUBLIC[name]
-        others = [base for base in error.__bases__ if base not in (FedstackError, RetryableError)]
+        error = ELSEWHERE.get(name) or PUBLIC[name]
+        others = [base for base in error.__bases__ if base not in (FedstackError, RetryableError, ClickException)]
         assert [base.__name__ for base in others if not re.search(rf"[`.]{base.__name__}`", text)] == [], name
+
+
+def test_what_a_command_prints_leads_to_a_paragraph(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["demo", "--rounds", "-1"]) == 2
+    printed = capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO(printed))
+    assert main(["explain-error", "-"]) == 0
+    assert capsys.readouterr().out.startswith("UsageError: What `fedstack` prints")
 
 
 @pytest.mark.parametrize(

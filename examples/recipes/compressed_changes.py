@@ -66,4 +66,4 @@ for codec in ("32 bits", "8 bits", "top 5 %"):
     print(f"{codec}: accuracy {curve[-1][1]:.2f} after {options.rounds} rounds, with {total:,} bytes from clients")
 axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "compression.svg")
+figure.savefig(options.out / "compressed_changes.svg")
