@@ -20,6 +20,8 @@ from fedstack.computations.values.tensor_values import read_only
 # To call a function for several clients at once saves a few tenths of a millisecond.
 _MOST_CLIENTS = 16
 _MOST_BYTES = 16 << 20
+# Memory for clients of the same length is often used for few of them, and to allocate more costs more than a call.
+_SEQUENCE_BYTES = 2 << 20
 
 
 def clients_at_once(parameter: Type, result: Type) -> int:
@@ -191,7 +193,7 @@ class LoopedSequences(LoopedLeaf):
         return max(1, sizes + least_bytes(self._parameter) + least_bytes(self.result))
 
     def _at_once(self, steps: Sequence[int]) -> int:
-        most = min(_MOST_BYTES // self._bytes(steps), _MOST_CLIENTS)
+        most = min(_SEQUENCE_BYTES // self._bytes(steps), _MOST_CLIENTS)
         return 1 << max(1, most).bit_length() - 1
 
 
