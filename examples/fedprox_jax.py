@@ -111,6 +111,8 @@ def draw(accuracies, path):
 
 def main(arguments=None):
     options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"Expected --rounds to be at least 1, found {options.rounds}; pass the number of rounds")
     settings = options.networks, options.optimizer, options.mu, options.rounds
     with fedstack.create_sync_local_execution_context(progress=True):  # shows calls that take seconds: the first ones
         models, accuracies = train(*settings)

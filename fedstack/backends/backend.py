@@ -14,6 +14,7 @@ import attrs
 from fedstack.backends import worker_side
 from fedstack.backends.ending_clients import find_ending
 from fedstack.backends.task_phases import MergedTasks, PhaseAtClients, Task, TaskPhases
+from fedstack.computations.leaves.portability import Fleet
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.values.deferred_column import Elsewhere
@@ -34,11 +35,13 @@ class Caller:
       max_fanout: The maximum number of partial results that are merged in one step.
       max_concurrent_clients: The maximum number of functions that a worker runs at the same time; `None` for the
         default of the worker.
+      fleet: What the caller expects of the workers.
     """
 
     server: ProgramEngine
     max_fanout: int
     max_concurrent_clients: int | None = None
+    fleet: Fleet = attrs.field(factory=lambda: Fleet(mixed=False))
 
 
 class Backend(abc.ABC):

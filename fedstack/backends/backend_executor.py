@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from fedstack.backends.backend import Backend, Caller
 from fedstack.backends.elastic_phase import ElasticPhase
 from fedstack.backends.task_phases import PhaseAtClients
+from fedstack.computations.leaves.portability import Fleet
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.executors.base.lazy_values import LazyRecorder
@@ -20,7 +22,7 @@ from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.error_text import counted
-from fedstack.foundations.number_checks import MOST_CLIENTS, check_whole_number
+from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_whole_number
 
 
 class BackendPhases(PhaseEngine):
@@ -41,7 +43,8 @@ class BackendPhases(PhaseEngine):
     ) -> FoldedPhase:
         await need_event_loop()
         part = PhaseAtClients(phase, inputs, arguments, clients)
-        return await ElasticPhase(self, self._backend, self._caller, part).folded()
+        with current_scope().adding(self._caller.fleet).entered():
+            return await ElasticPhase(self, self._backend, self._caller, part).folded()
 
 
 class BackendExecutor(VerbExecutor):
@@ -56,6 +59,7 @@ class BackendExecutor(VerbExecutor):
       max_fanout: The maximum number of parts of a phase that are merged in one place. More parts are merged in levels.
       max_concurrent_clients: The maximum number of functions that a worker runs at the same time; `None` for the
         worker's default.
+      mixed: Whether workers may compile JAX functions in another way than this process; see `remote_executor_factory`.
     """
 
     def __init__(
@@ -65,10 +69,12 @@ class BackendExecutor(VerbExecutor):
         num_clients: int,
         max_fanout: int,
         max_concurrent_clients: int | None = None,
+        *,
+        mixed: bool = False,
     ) -> None:
         self.server, programs = with_programs(server)
         self._backend = backend
-        phases = BackendPhases(backend, Caller(programs, max_fanout, max_concurrent_clients), num_clients)
+        phases = BackendPhases(backend, Caller(programs, max_fanout, max_concurrent_clients, Fleet(mixed)), num_clients)
         super().__init__(LazyRecorder(phases), self.server)
 
     @property
@@ -90,6 +96,7 @@ class BackendExecutorFactory(ResourceManagingExecutorFactory):
         core (`Backend.cores`) for functions that compute. For functions that wait, 32, or four per core if that is
         more.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
+      mixed: Whether workers may compile JAX functions in another way than this process; see `remote_executor_factory`.
 
     Raises:
       InvalidValueError: If a number is out of range.
@@ -103,7 +110,9 @@ class BackendExecutorFactory(ResourceManagingExecutorFactory):
         *,
         max_concurrent_clients: int | None = None,
         data_backend: DataBackend | None = None,
+        mixed: bool = False,
     ) -> None:
+        check_bool("mixed", mixed)
         check_whole_number("default_num_clients", default_num_clients, 0, MOST_CLIENTS)
         check_whole_number("max_fanout", max_fanout, 2)
         if max_concurrent_clients is not None:
@@ -113,7 +122,7 @@ class BackendExecutorFactory(ResourceManagingExecutorFactory):
             server, clients = unplaced_stack(LeafExecutor(), data_backend), cardinalities[CLIENTS]
             if not clients:
                 return ReferenceResolvingExecutor(FederatingExecutor(server, 0))
-            executor = BackendExecutor(server, backend, clients, max_fanout, max_concurrent_clients)
+            executor = BackendExecutor(server, backend, clients, max_fanout, max_concurrent_clients, mixed=mixed)
             return ReferenceResolvingExecutor(executor)
 
         super().__init__(stack, default_num_clients=default_num_clients)

@@ -220,6 +220,7 @@ def pool_executor_factory(
     *,
     max_concurrent_clients: int | None = None,
     data_backend: DataBackend | None = None,
+    mixed: bool = False,
 ) -> BackendExecutorFactory:
     """Returns a factory of executor stacks that run client work in a pool of processes.
 
@@ -237,6 +238,7 @@ def pool_executor_factory(
       max_concurrent_clients: The maximum number of functions that a process runs at the same time; by default the same
         as in a local stack.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
+      mixed: Whether processes may compile JAX functions in another way than this one; see `remote_executor_factory`.
 
     Raises:
       InvalidValueError: If a number is out of range, or if `num_workers` is omitted and the pool does not report its
@@ -248,4 +250,5 @@ def pool_executor_factory(
         max_fanout,
         max_concurrent_clients=max_concurrent_clients,
         data_backend=data_backend,
+        mixed=mixed,
     )

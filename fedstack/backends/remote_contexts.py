@@ -33,6 +33,7 @@ def remote_executor_factory(
     transport: Transport = "auto",
     connect_seconds: float = 10.0,
     data_backend: DataBackend | None = None,
+    mixed: bool = False,
 ) -> BackendExecutorFactory:
     """Returns a factory of executor stacks that run client work on workers, and server work in this process.
 
@@ -54,6 +55,9 @@ def remote_executor_factory(
         where they can be reached, and otherwise gRPC.
       connect_seconds: How long to wait for the first worker, in seconds.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
+      mixed: Whether the results of JAX functions may depend on which worker ran a client, since the workers have other
+        versions of jaxlib, flags of XLA, devices or processors than this process. By default a call on such a worker
+        raises a `CarrierError`.
 
     Raises:
       InvalidValueError: If an address, the transport or a number is invalid.
@@ -72,7 +76,7 @@ def remote_executor_factory(
         check_bool("stream_structs", stream_structs),
         source=targets,
     )
-    return BackendExecutorFactory(backend, default_num_clients, max_fanout, data_backend=data_backend)
+    return BackendExecutorFactory(backend, default_num_clients, max_fanout, data_backend=data_backend, mixed=mixed)
 
 
 class RemoteOptions(TypedDict, total=False):
@@ -88,6 +92,7 @@ class RemoteOptions(TypedDict, total=False):
         where they can be reached, and otherwise gRPC.
       connect_seconds: How long to wait for the first worker, in seconds.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
+      mixed: Whether workers may compile JAX functions in another way than this process.
       retry_policy: How to retry after retryable errors, such as the loss of a worker; by default up to five attempts.
       client_failures: How many clients may fail; see `ClientFailures`. By default, an error of a client ends the call.
       progress: True to display the number of completed clients, or a function that displays it.
@@ -101,6 +106,7 @@ class RemoteOptions(TypedDict, total=False):
     transport: Transport
     connect_seconds: float
     data_backend: DataBackend | None
+    mixed: bool
     retry_policy: RetryPolicy | None
     client_failures: ClientFailures | None
     progress: bool | Progress

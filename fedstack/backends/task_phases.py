@@ -18,7 +18,7 @@ from fedstack.backends.piece_runs import ClientPieces, PieceRun
 from fedstack.backends.task_pace import task_pace_of
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.leaves.portability import portable, warn_of_differing
+from fedstack.computations.leaves.portability import check_fleet, portable
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Type, computation_pb2
@@ -229,16 +229,17 @@ class TaskPhases(PhaseRunner):
             content = cast(worker_side.Content, await self.backend.fetch(content))
             tolerance = current_scope().of(Tolerance)
 
-            def read() -> PhaseResult:
+            def read() -> tuple[PhaseResult, Sequence[str]]:
                 result, response = worker_side.read_content(content, phase, arguments, clients, tolerance, place)
-                warn_of_differing(response.differing_module, place)
-                return result
+                return result, response.differing_module
 
             size = len(content[0]) + sum(array.nbytes for array in content[1])
             task_pace_of(phase.program).result_bytes = size
             if note is not None:
                 note.bytes_received = size
-            return await sized(len(content[0]), read)
+            result, differing = await sized(len(content[0]), read)
+            check_fleet(differing, place)
+            return result
 
     async def run_in_parts(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, hand_in: HandIn

@@ -177,19 +177,27 @@ async def _merge(
         merged = await ComposedPhases(engine.server, children, clients).run_phase(
             phase, [], arguments, range(first, first + sum(clients))
         )
-        return await reply(admitted, (admitted.phase.clients, merged), engine, host)
+        differing = [module for child in children for module in child.differing]
+        return await reply(admitted, (admitted.phase.clients, merged), engine, host, differing)
 
 
 class _Contributed(PhaseRunner):
-    """Returns the existing contribution of a range of clients to a phase, instead of running the phase."""
+    """Returns the existing contribution of a range of clients to a phase, instead of running the phase.
+
+    Attributes:
+      differing: The modules that differ from the sender's at the worker that contributed; empty before the run.
+    """
 
     def __init__(self, content: Content) -> None:
+        self.differing: Sequence[str] = ()
         self._content = content
 
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        return read_content(self._content, phase, arguments, clients, current_scope().of(Tolerance))[0]
+        result, response = read_content(self._content, phase, arguments, clients, current_scope().of(Tolerance))
+        self.differing = response.differing_module
+        return result
 
 
 def read_content(

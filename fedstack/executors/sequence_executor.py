@@ -6,12 +6,14 @@ from typing import cast
 import numpy as np
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel
+from fedstack.computations.plan.element_programs import ProgramFold, elements_at_once, fold_of, run_elements
+from fedstack.computations.plan.interpreter import ProgramRunner, lanes, max_parallel
 from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Linking, Operation, Program
-from fedstack.computations.types.language import Executor, Type
-from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
+from fedstack.computations.types.language import Executor, StructType, Type
+from fedstack.computations.types.type_structure import fields_of, flatten, tensor_leaves, unflatten
 from fedstack.computations.values.column_sequence import ColumnSequence
-from fedstack.computations.values.columns import Column, RowsColumn, StructColumn
+from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn, concatenate
+from fedstack.computations.values.element_columns import HasColumns, element_columns, is_held
 from fedstack.computations.values.sequences import HasPasses, in_pass, reshuffles
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
@@ -21,45 +23,82 @@ from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.folds.fold_states import zero_of
 from fedstack.foundations.blas_threads import with_one_blas_thread
+from fedstack.foundations.caches import Made, made_once
 
 # The maximum number of bytes of small rows that are added in one NumPy call.
 _SCRATCH_BYTES = 16 << 10
+# The maximum number of elements that are computed at a time in order to be added.
+_AT_ONCE = 1024
 _SEQUENCES = Linking("sequence intrinsics")
 
 
 class MappedSequence(HasPasses):
     """A sequence whose elements are computed on each iteration."""
 
-    __slots__ = ("_captures", "_client", "_program", "_source")
+    __slots__ = ("captures", "client", "program", "source")
 
     def __init__(
         self, source: Iterable[object], program: Program, captures: Sequence[object], client: int | None
     ) -> None:
-        self._source = source
-        self._program = program
-        self._captures = captures
-        self._client = client
+        self.source = source
+        self.program = program
+        self.captures = captures
+        self.client = client
 
     @property
     def reshuffles(self) -> bool:
-        return reshuffles(self._source)
+        return reshuffles(self.source)
 
     def __iter__(self) -> Iterator[object]:
         return self.in_pass(0)
 
     def in_pass(self, number: int) -> Iterator[object]:
         # The program runs on behalf of the client that owns the sequence, so that errors name this client.
-        run = ProgramRunner(self._program).run
-        if self._client is not None:
+        run = ProgramRunner(self.program).run
+        if self.client is not None:
             run = with_one_blas_thread(run)  # the phase of the client may have ended
-        for element in in_pass(self._source, number):
-            yield run([element, *self._captures], self._client)[0]
+        for element in in_pass(self.source, number):
+            yield run([element, *self.captures], self.client)[0]
 
     def __len__(self) -> int:
-        return len(cast("Sized", self._source))
+        return len(cast("Sized", self.source))
 
     def __repr__(self) -> str:
-        return f"<MappedSequence of {self._source!r}>"
+        return f"<MappedSequence of {self.source!r}>"
+
+
+class MappedColumns(MappedSequence, HasColumns):
+    """A mapped sequence whose program processes many elements in one call.
+
+    Args:
+      element: The type of the elements of the source.
+    """
+
+    __slots__ = ("_element",)
+
+    def __init__(
+        self, source: Iterable[object], element: Type, program: Program, captures: Sequence[object], client: int | None
+    ) -> None:
+        super().__init__(source, program, captures, client)
+        self._element = element
+
+    @property
+    def is_held(self) -> bool:
+        return is_held(self.source)
+
+    def in_pass(self, number: int) -> Iterator[object]:
+        # The first columns are short, because the reader may stop soon. A program with lanes takes as long for one.
+        most = elements_at_once(self.program) if self.is_held else 1
+        for column in self.columns(number, most, min(most, lanes(self.program))):
+            yield from column.items()
+
+    def columns(self, number: int, most: int, first: int) -> Iterator[Column]:
+        index = 0
+        for column in element_columns(self.source, self._element, number, most, first):
+            size = len(column)
+            captures = [ConstantColumn(capture, size) for capture in self.captures]
+            yield run_elements(self.program, [column, *captures], index, self.client)
+            index += size
 
 
 class SequenceOperation(CompositeOperation):
@@ -70,6 +109,7 @@ class SequenceOperation(CompositeOperation):
         self.result: Type = source.type
         self.source = source
         self.programs = programs
+        self.made: Made = {}
         bounds = [bound for program in programs if (bound := max_parallel(program)) is not None]
         self.max_parallel = min(bounds, default=None)
 
@@ -96,7 +136,10 @@ class SequenceMap(SequenceOperation):
     """The intrinsic `sequence_map`. Elements are computed lazily, while the result is iterated."""
 
     def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
-        return MappedSequence(cast("Iterable[object]", arguments[0]), self.programs[0], captures, client)
+        source, program = cast("Iterable[object]", arguments[0]), self.programs[0]
+        if elements_at_once(program):
+            return MappedColumns(source, self.source.parameters[0], program, captures, client)
+        return MappedSequence(source, program, captures, client)
 
 
 class SequenceReduce(SequenceOperation):
@@ -104,10 +147,19 @@ class SequenceReduce(SequenceOperation):
 
     def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         elements, accumulator = arguments
+        fold = _fold_of(self)
+        if fold is not None:
+            return fold.run(cast("Iterable[object]", elements), accumulator, captures, client)
         run = ProgramRunner(self.programs[0]).run
         for element in cast("Iterable[object]", elements):
             accumulator = run([(accumulator, element), *captures], client)[0]
         return accumulator
+
+
+@made_once
+def _fold_of(reduce: SequenceReduce) -> ProgramFold | None:
+    _, (_, element) = fields_of(cast(StructType, reduce.source.parameters[0]))
+    return fold_of(reduce.programs[0], reduce.result, element)
 
 
 class SequenceSum(SequenceOperation):
@@ -117,12 +169,15 @@ class SequenceSum(SequenceOperation):
         tensors = [(path, tensor) for path, tensor in tensor_leaves(self.result)]
         totals: list[np.ndarray] | None = None
         elements = arguments[0]
+        if isinstance(elements, HasColumns):
+            columns = list(element_columns(cast("Iterable[object]", elements), self.result, 0, _AT_ONCE))
+            elements = ColumnSequence(concatenate(columns, self.result)) if columns else ()
         with np.errstate(all="ignore"):
             if isinstance(elements, ColumnSequence) and elements.batching is None and len(elements):
                 arrays = _arrays_of(elements.column)
                 if arrays is not None:
                     return unflatten(iter([added_rows(array) for array in arrays]), self.result)
-            for element in cast("Iterable[object]", arguments[0]):
+            for element in cast("Iterable[object]", elements):
                 leaves = [cast(np.ndarray, leaf) for leaf in flatten(element, self.result)]
                 if totals is None:
                     totals = [np.array(leaf) for leaf in leaves]

@@ -24,6 +24,7 @@ from fedstack.errors import (
     RemoteError,
     WorkerUnavailableError,
 )
+from fedstack.proto import extensions_pb2
 
 VECTOR = fl.TensorType(np.float32, (8192,))
 INT = fl.TensorType(np.int32)
@@ -228,3 +229,30 @@ def test_observers_hear_of_each_part_and_progress_of_each_client() -> None:
     ]
     assert all(event.bytes_sent and event.bytes_received for event in parts)
     assert sum(event.done for event in diary.of(observe.ClientsChanged)) == 5
+
+
+class _OneDiffers(ThreadBackend):
+    """Engines that keep contributions, so that workers merge them. One compiles JAX functions its own way."""
+
+    keeps_content = True
+
+    async def run(self, place, task, heard):
+        note, (header, arrays) = await super().run(place, task, heard)
+        response = extensions_pb2.PhaseResponse.FromString(header)
+        if place == "thread 3" and task.function is worker_side.run_phase:
+            response.differing_module.append("jaxlib")
+        return note, (response.SerializeToString(), arrays)
+
+
+def test_a_worker_that_differs_is_refused_even_if_another_one_merges_its_contribution() -> None:
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def total(values):
+        return fl.federated_sum(values)
+
+    backend = _OneDiffers(5)
+    with context_over(backend, max_fanout=2) as context, fedstack.use_context(context):
+        with pytest.raises(CarrierError, match="pass mixed=True"):
+            total(list(range(100)))
+    assert any(task.function is worker_side.run_merge for task in backend.tasks)
+    with context_over(_OneDiffers(5), max_fanout=2, mixed=True) as context, fedstack.use_context(context):
+        assert total(list(range(100))) == 4950

@@ -123,7 +123,7 @@ def test_ctrl_c_ends_a_run_without_a_traceback_and_says_how_it_goes_on(tmp_path:
             assert run.stdout is not None
             assert "'round': 1," in run.stdout.readline()
             run.send_signal(signal.SIGINT)
-            _, said = run.communicate(timeout=WALL)
+            _, said = run.communicate(timeout=60)
         finally:
             run.kill()
     assert (run.returncode, said) == (130, "stopped by Ctrl-C; start the script again, and it goes on\n")

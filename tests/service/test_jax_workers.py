@@ -97,6 +97,21 @@ def test_the_bits_are_the_same_after_a_worker_was_killed(expected) -> None:
         assert bits(after_a_while(*arguments(150))) == expected
 
 
+def test_workers_that_compile_in_another_way_are_refused_unless_the_fleet_is_mixed(caplog) -> None:
+    flags = {"XLA_FLAGS": "--xla_cpu_enable_fast_min_max=true --xla_dump_to=/nowhere"}
+    with local_worker_pool(1, environment=flags) as pool:
+        with fedstack.create_sync_remote_execution_context(pool) as context, fedstack.use_context(context):
+            with pytest.raises(CarrierError, match=r"found another; at .*; use the same .* or pass mixed=True"):
+                everything(*arguments(5))
+        with fedstack.create_sync_remote_execution_context(pool, mixed=True) as context, fedstack.use_context(context):
+            found = everything(*arguments(150))
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        here = everything(*arguments(150))
+    assert np.allclose(found[2], here[2], rtol=1e-4, atol=1e-5)
+    (record,) = caplog.records
+    assert "has another version of jaxlib, other flags of XLA, another device" in record.message
+
+
 def test_workers_run_loops_over_sequences() -> None:
     batch = {"x": (FLOAT, [4, 3]), "y": (FLOAT, [4])}
 

@@ -31,6 +31,7 @@ def ray_executor_factory(
     max_concurrent_clients: int | None = None,
     default_num_clients: int = 0,
     data_backend: DataBackend | None = None,
+    mixed: bool = False,
 ) -> BackendExecutorFactory:
     """Returns a factory of executor stacks that run client work in Ray actors, and server work in this process.
 
@@ -57,6 +58,7 @@ def ray_executor_factory(
         node if that is more.
       default_num_clients: The number of clients for computations whose arguments do not determine it.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
+      mixed: Whether processes may compile JAX functions in another way than this one; see `remote_executor_factory`.
 
     Raises:
       ImportError: If Ray is not installed (extra `ray`).
@@ -89,6 +91,7 @@ def ray_executor_factory(
         max_fanout,
         max_concurrent_clients=max_concurrent_clients,
         data_backend=data_backend,
+        mixed=mixed,
     )
 
 
@@ -108,6 +111,7 @@ class RayOptions(TypedDict, total=False):
       max_concurrent_clients: The maximum number of functions that an actor runs at the same time.
       default_num_clients: The number of clients for computations whose arguments do not determine it.
       data_backend: Resolves `data` blocks in server work, except blocks with a function type.
+      mixed: Whether actors may compile JAX functions in another way than this process.
       retry_policy: How to retry after retryable errors, such as the loss of an actor; by default up to five attempts.
       client_failures: How many clients may fail; see `ClientFailures`. By default, an error of a client ends the call.
       progress: True to display the number of completed clients, or a function that displays it.
@@ -123,6 +127,7 @@ class RayOptions(TypedDict, total=False):
     max_concurrent_clients: int | None
     default_num_clients: int
     data_backend: DataBackend | None
+    mixed: bool
     retry_policy: RetryPolicy | None
     client_failures: ClientFailures | None
     progress: bool | Progress

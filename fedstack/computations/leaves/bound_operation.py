@@ -6,6 +6,7 @@ client each thread is processing, without extra work per client.
 
 import abc
 import contextlib
+import enum
 import threading
 from collections.abc import Generator, Sequence, Sized
 
@@ -101,6 +102,8 @@ class BoundOperation:
       lanes: The number of clients, a power of two, that the operation processes in one call if they begin at a multiple
         of it. A call with fewer clients takes as long.
       least_seconds: The time below which a call for several clients is inefficient, because to start it takes long.
+      elements_at_once: How many elements of a sequence `call_elements` processes best in one call; 0 if the operation
+        is called for each element when it is read, because a call may have effects or raise errors of its own.
       held_bytes: The memory that the operation holds besides its message, such as compiled code, roughly.
       fuser: Makes one operation of this one and others with the same fuser; `None` if it runs alone in any case.
       parameter: The type of the argument of an operation with a fuser.
@@ -116,6 +119,7 @@ class BoundOperation:
     prefers_columns: bool = False
     lanes: int = 1
     least_seconds: float = 0.0
+    elements_at_once: int = 0
     held_bytes: int = 0
     fuser: "Fuser | None" = None
     parameter: Type | None = None
@@ -145,6 +149,89 @@ class BoundOperation:
             for client, item in enumerate(arguments, first_client):
                 payloads.append(self.call(item, client))
         return column_from_payloads(payloads, self.result, list_is_own=True)
+
+    def call_elements(self, argument: Column, first: int, client: int | None) -> Column:
+        """Runs the operation for consecutive elements of a sequence, if `elements_at_once` is not 0.
+
+        The result of an element must not depend on how the sequence is divided into calls.
+
+        Args:
+          argument: The column of arguments, one for each element.
+          first: The index of the first element in its sequence.
+          client: The index of the client that has the sequence, for error messages; `None` on the server.
+        """
+        raise NotImplementedError
+
+    def element_fold(self, step: "FoldStep") -> "ElementFold | None":
+        """Returns what folds a sequence with this operation; `None` if the operation is called for each element.
+
+        Args:
+          step: How the operation is called for an element.
+        """
+        return None
+
+
+class FoldSource(enum.Enum):
+    """Where a tensor of a fold comes from."""
+
+    STATE = "state"
+    ELEMENT = "element"
+    CONSTANT = "constant"
+    RESULT = "result"
+
+
+@attrs.frozen
+class FoldTensor:
+    """A tensor that a step of a fold reads.
+
+    Attributes:
+      source: What it is part of: the state before the step, the element, what is the same for all elements, or the
+        result of the operation.
+      position: Its position among the tensors of the source.
+    """
+
+    source: FoldSource
+    position: int
+
+
+@attrs.frozen
+class FoldStep:
+    """A step of a fold, which computes a state from the state before it and an element.
+
+    Attributes:
+      state: The type of a state.
+      element: The type of an element.
+      argument: The tensors of the operation's argument, in the order of its type.
+      next_state: The tensors of the next state.
+    """
+
+    state: Type
+    element: Type
+    argument: tuple[FoldTensor, ...]
+    next_state: tuple[FoldTensor, ...]
+
+
+class ElementFold(abc.ABC):
+    """Folds the elements of a sequence, many in one call. How a sequence is divided into calls does not affect results.
+
+    Attributes:
+      at_once: The number of elements of a call at most.
+    """
+
+    at_once: int
+
+    @abc.abstractmethod
+    def __call__(
+        self, state: Sequence[object], constants: Sequence[object], elements: Column, client: int | None
+    ) -> Sequence[object]:
+        """Folds some elements and returns the next state, whose arrays may be of the runtime.
+
+        Args:
+          state: The tensors of the state.
+          constants: The tensors that are the same for all elements.
+          elements: The elements.
+          client: The index of the client that has the sequence, for error messages; `None` on the server.
+        """
 
 
 @attrs.frozen

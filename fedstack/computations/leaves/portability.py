@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+import attrs
 from google.protobuf import any_pb2
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
@@ -21,7 +22,9 @@ from fedstack.computations.leaves.leaf_runtimes import (
     needs_import,
     unknown_carrier,
 )
+from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.types.language import computation_pb2
+from fedstack.errors import CarrierError
 
 Computation = computation_pb2.Computation
 _logger = logging.getLogger(__name__)
@@ -161,6 +164,41 @@ def differing_modules(computations: Iterable[Computation], loaded: LoadedLeaves)
     return sorted({leaf.differing_module for leaf in leaves if leaf is not None and leaf.differing_module})
 
 
+@attrs.frozen(eq=False)
+class Fleet(SystemScope):
+    """What a call expects of the workers that run its clients.
+
+    Attributes:
+      mixed: Whether they may compile JAX functions in another way than this process, so that results have other bits.
+    """
+
+    mixed: bool
+
+
+def check_fleet(modules: Iterable[str], address: str) -> None:
+    """Warns of modules that differ at a worker that runs clients, and refuses another way to compile JAX functions.
+
+    Every worker is compared with the process that exported a function, and so with all other workers.
+
+    Args:
+      modules: The names that the worker reported.
+      address: The address of the worker.
+
+    Raises:
+      CarrierError: If the worker compiles JAX functions in another way, and the caller has not set `mixed`.
+    """
+    modules = list(modules)
+    fleet = current_scope().of(Fleet)
+    if XLA in modules and fleet is not None and not fleet.mixed:
+        raise CarrierError(
+            "Expected a worker with the version of jaxlib, the flags of XLA, and the kind of device and of processor "
+            f"with which the JAX functions of this call were exported, found another; at {address}; use the same "
+            "everywhere, so that results have the same bits, or pass mixed=True to the context, and they agree up to "
+            "rounding"
+        )
+    warn_of_differing(modules, address)
+
+
 def warn_of_differing(modules: Iterable[str], address: str) -> None:
     """Logs a warning for each module of which a worker has a different version, once per module.
 
@@ -173,8 +211,8 @@ def warn_of_differing(modules: Iterable[str], address: str) -> None:
             _warned_of.add(module)
             if module == XLA:
                 _logger.warning(
-                    "The worker at %s has another version of jaxlib, another device or another kind of processor, so "
-                    "the last bits of its results may differ from those of this process and of other workers; use "
+                    "The worker at %s has another version of jaxlib, other flags of XLA, another device or processor, "
+                    "so the last bits of its results may differ from those of this process and of other workers; use "
                     "the same everywhere, or start the worker with --strict-modules to reject such functions",
                     address,
                 )

@@ -8,7 +8,7 @@ arguments, and their results are dropped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ from fedstack.foundations.error_text import with_place
 # The arguments and results of a group fit into the cache of a core.
 _GROUP_BYTES = 256 << 10
 _MOST_LANES = 1024
+_CallGroup: TypeAlias = Callable[[Column, int, dict[int, NDArray[Any]]], object]
 
 
 def check_vectorized(name: str, parameter: Type | None, result: Type | None = None) -> None:
@@ -156,18 +157,35 @@ class VectorizedLeaf(BoundOperation):
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         assert argument is not None, "a vectorized function has parameters"
-        results: list[Column] = []
-        constants: dict[int, NDArray[Any]] = {}
         done = bytearray()
         with ColumnCall(first_client, done):
-            while len(done) < size:
-                start = first_client + len(done)
-                lane = start % self.lanes
-                count = min(self.lanes - lane, size - len(done))
-                found = self._called(argument.slice(len(done), len(done) + count), start, constants)
-                columns = [rows[lane : lane + count] for rows in _rows_of(found, self.result)]
-                results.append(stacked_column(iter(columns), self.result, count))
-                done += bytes(count)
+            return self._in_groups(argument, first_client, done, self._called)
+
+    def call_elements(self, argument: Column, first: int, client: int | None) -> Column:
+        def call(elements: Column, index: int, constants: dict[int, NDArray[Any]]) -> object:
+            return self._group.call(self._arguments(elements, index % self.lanes, constants), client)
+
+        return self._in_groups(argument, first, bytearray(), call)
+
+    def _in_groups(self, argument: Column, first: int, done: bytearray, call: _CallGroup) -> Column:
+        """Calls the function for groups of clients, or of elements of a sequence, that begin at multiples of the lanes.
+
+        Args:
+          argument: The arguments.
+          first: The index of the first client or element.
+          done: Receives a byte for each one that is done.
+          call: Calls the function for some of a group, given the index of the first one.
+        """
+        results: list[Column] = []
+        constants: dict[int, NDArray[Any]] = {}
+        while len(done) < len(argument):
+            start = first + len(done)
+            lane = start % self.lanes
+            count = min(self.lanes - lane, len(argument) - len(done))
+            found = call(argument.slice(len(done), len(done) + count), start, constants)
+            columns = [rows[lane : lane + count] for rows in _rows_of(found, self.result)]
+            results.append(stacked_column(iter(columns), self.result, count))
+            done += bytes(count)
         return concatenate(results, self.result) if results else empty_column(self.result)
 
     def _called(self, clients: Column, first_client: int, constants: dict[int, NDArray[Any]]) -> object:

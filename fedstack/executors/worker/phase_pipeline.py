@@ -15,7 +15,7 @@ engine can also have its own host.
 import abc
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import attrs
@@ -304,8 +304,18 @@ class Outbox:
             self._parcels.popleft()
 
 
-async def reply(admitted: AdmittedPhase, last: Contribution, engine: PhaseRunner, host: PhaseHost) -> Parcel:
-    """Returns the serialized contribution of the last clients. Large results are serialized on a thread."""
+async def reply(
+    admitted: AdmittedPhase, last: Contribution, engine: PhaseRunner, host: PhaseHost, differing: Iterable[str] = ()
+) -> Parcel:
+    """Returns the serialized contribution of the last clients. Large results are serialized on a thread.
+
+    Args:
+      admitted: The phase.
+      last: The contribution.
+      engine: The engine that ran the phase.
+      host: The host of the phase.
+      differing: The modules that differ from the sender's at other workers, to whose contributions this one belongs.
+    """
     phase, packer, (clients, result) = admitted.phase.phase, host.packer(), last
     kept = await _kept(admitted, host)
 
@@ -314,7 +324,8 @@ async def reply(admitted: AdmittedPhase, last: Contribution, engine: PhaseRunner
         if clients.stop != admitted.phase.clients.stop:
             response.shortened = len(clients)
         response.kept.extend(kept)
-        response.differing_module.extend(host.admission.differing_modules(computations_of(admitted.request)))
+        own = host.admission.differing_modules(computations_of(admitted.request))
+        response.differing_module.extend(sorted({*own, *differing}))
         return response.SerializeToString()
 
     streamed = next((member for _, member in phase.held if contains_sequence(member)), None)

@@ -27,10 +27,8 @@ from typing import BinaryIO, NoReturn
 import attrs
 
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
-from fedstack.computations.types.language import CLIENTS, ExecutorFactory, computation_pb2, get_context_stack
+from fedstack.computations.types.language import CLIENTS, ExecutorFactory, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.factories import local_executor_factory
@@ -38,6 +36,7 @@ from fedstack.executors.folds.aggregations import partial_states, slice_inputs
 from fedstack.executors.remote.phase_messages import ReceivedPhase
 from fedstack.executors.remote.phase_results import write_result
 from fedstack.executors.survivors.ending import Ending
+from fedstack.executors.survivors.telling_leaves import MAX_NAME, TellingLeaves
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, enter_tolerance
 from fedstack.executors.worker.receiving import receive
 from fedstack.foundations.segments import Rows, Segment
@@ -59,7 +58,6 @@ BEGUN, ENDED = 0, 1
 DONE, FAILED = 2, 3
 # The child terminates itself this long after its time limit, in case the parent no longer exists.
 _SPARE_SECONDS = 5.0
-_MAX_NAME = 200
 _MOST_LIKELY_VICTIM = "1000"
 
 
@@ -101,40 +99,6 @@ class Told:
             os.write(self.file, json.dumps(what).encode() + b"\n")
 
 
-class _TellingLeaf(BoundOperation):
-    """A leaf that reports the client and the function before each call."""
-
-    def __init__(self, leaf: BoundOperation, tell: Callable[..., None]) -> None:
-        self.name = leaf.name
-        self.result = leaf.result
-        self.prefers_columns = leaf.prefers_columns
-        self._leaf = leaf
-        self._tell = tell
-
-    def call(self, argument: object, client: int | None = None) -> object:
-        at_client = {} if client is None else {"client": client}
-        self._tell(**at_client, function=self.name[:_MAX_NAME])
-        try:
-            result = self._leaf.call(argument, client)
-        except BaseException:
-            self._tell(**at_client, raised=True)
-            raise
-        self._tell(**at_client)
-        return result
-
-
-class _TellingLeaves(LoadedLeaves):
-    """Loads leaves that report each call before it starts."""
-
-    def __init__(self, leaves: LoadedLeaves, tell: Callable[..., None]) -> None:
-        super().__init__()
-        self._leaves = leaves
-        self._tell = tell
-
-    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
-        return _TellingLeaf(self._leaves.load(computation), self._tell)
-
-
 class _ChildHost(PhaseHost):
     """Runs phases in executors of a factory. The factory is never closed, because it ends with the process."""
 
@@ -159,7 +123,7 @@ def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
         asyncio.run(_run(options, standard_input, told))
         told(done=True)
     except BaseException as error:  # an error in this module, and not a crash caused by a client
-        told(failed=f"{type(error).__name__}: {error}"[:_MAX_NAME])
+        told(failed=f"{type(error).__name__}: {error}"[:MAX_NAME])
     os._exit(0)  # without exit handlers, which a worker would not run here either
 
 
@@ -181,11 +145,11 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Told) -> N
         threading.Thread(target=_read_ranges, args=(standard_input, ranges, ending), daemon=True).start()
         await admission.load(admitted.leaves)
     if options.serves:
-        with scope.replace(leaves=_TellingLeaves(admission.leaves, _telling_clients(tell.file))).entered():
+        with scope.replace(leaves=TellingLeaves(admission.leaves, _telling_clients(tell.file))).entered():
             enter_tolerance(received.message, ending)
             with os.fdopen(tell.file, "wb") as output:
                 await _serve(admitted.phase, host, ranges, output)
-    with scope.replace(leaves=_TellingLeaves(admission.leaves, tell)).entered():
+    with scope.replace(leaves=TellingLeaves(admission.leaves, tell)).entered():
         await _run_clients(admitted.phase, host, options, tell)
 
 

@@ -31,9 +31,12 @@ class GroupLeaf(VectorizedLeaf):
         self, name: str, group: ArrayProgram, program: ArrayProgram, parameter: Type, result: Type, lanes: int
     ) -> None:
         together = JaxLeaf(group, name, stacked(parameter, lanes), stacked(result, lanes))
-        super().__init__(together, parameter, result, lanes, JaxLeaf(program, name, parameter, result))
+        alone = JaxLeaf(program, name, parameter, result)
+        super().__init__(together, parameter, result, lanes, alone)
+        self.elements_at_once = lanes
         self.group = group
         self.program = program
+        self.element_fold = alone.element_fold
 
 
 class _JaxFuser(Fuser):

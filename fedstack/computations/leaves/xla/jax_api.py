@@ -48,6 +48,8 @@ _ELEMENTS = {
     "complex<f64>": "complex128",
 }
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+|complex<\w+>)>")
+# Flags of XLA on which no results depend.
+_SAME_BITS = ("--xla_dump", "--xla_force_host_platform_device_count=")
 # The process that has imported JAX.
 _process: list[int] = []
 
@@ -146,13 +148,14 @@ def version() -> str:
 
 @functools.cache
 def fingerprint() -> bytes:
-    """Returns a digest of what the bits of results depend on: the version of jaxlib, the device and the processor."""
+    """Returns a digest of what the bits of results depend on: jaxlib, the flags of XLA, the device, the processor."""
     instructions = platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         lines = {line.partition(":")[0].strip(): line.partition(":")[2] for line in file}
         instructions = lines.get("flags") or lines.get("Features") or instructions  # the latter on ARM
     device = jax().devices()[0]
-    facts = (metadata.version("jaxlib"), device.platform, device.device_kind, platform.machine(), instructions)
+    flags = sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_SAME_BITS))
+    facts = (metadata.version("jaxlib"), device.platform, device.device_kind, platform.machine(), instructions, flags)
     return hashlib.sha256(repr(facts).encode()).digest()
 
 

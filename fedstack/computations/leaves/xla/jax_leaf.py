@@ -3,7 +3,9 @@
 from collections.abc import Sized
 from typing import Any, cast
 
+from fedstack.computations.leaves.bound_operation import ElementFold, FoldStep
 from fedstack.computations.leaves.leaf import Leaf
+from fedstack.computations.leaves.xla.compiled_fold import CompiledFold
 from fedstack.computations.leaves.xla.jax_sequences import ROWS, traced_flattener, traced_leaves
 from fedstack.computations.leaves.xla.xla_program import ArrayProgram
 from fedstack.computations.types.language import Type
@@ -58,3 +60,6 @@ class JaxLeaf(Leaf):
         for index in self._scalars:
             found[index] = found[index][()]
         return unflatten(iter(found), self.result)
+
+    def element_fold(self, step: FoldStep) -> ElementFold | None:
+        return CompiledFold(self.program, step) if self.program.can_loop else None

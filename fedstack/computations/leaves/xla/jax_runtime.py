@@ -20,9 +20,9 @@ from fedstack.computations.leaves.xla.exported_program import Export, ExportedPr
 from fedstack.computations.leaves.xla.fused_leaves import GroupLeaf, fuser_of
 from fedstack.computations.leaves.xla.jax_leaf import JaxLeaf
 from fedstack.computations.leaves.xla.jax_sequences import ROWS, traced_leaves
-from fedstack.computations.leaves.xla.looped_leaf import LoopedLeaf, clients_at_once
+from fedstack.computations.leaves.xla.looped_leaf import LoopedLeaf, LoopedSequences, clients_at_once
 from fedstack.computations.types.language import FunctionType, TensorType, Type, computation_pb2
-from fedstack.computations.types.type_structure import tensor_leaves, type_from_proto
+from fedstack.computations.types.type_structure import contains_sequence, exact_bytes, tensor_leaves, type_from_proto
 from fedstack.errors import CarrierError
 from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text, text_of
@@ -112,6 +112,9 @@ class JaxRuntime(XlaRuntime):
         lanes = export.lanes
         if parameter is None:
             return alone
+        if contains_sequence(parameter) and program.can_loop and exact_bytes(result) is not None:
+            if all(name != ROWS for _, name in traced_leaves(parameter)):
+                return LoopedSequences(program, parameter, result, alone)
         if lanes <= 1:
             most = clients_at_once(parameter, result) if program.can_loop else 1
             return LoopedLeaf(program, parameter, result, most, alone) if most > 1 else alone

@@ -8,23 +8,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstack.computations.leaves.leaf import Convert
+from fedstack.computations.leaves.vectorized_leaf import column_leaves
 from fedstack.computations.leaves.xla import jax_api
+from fedstack.computations.leaves.xla.argument_memory import fill
 from fedstack.computations.leaves.xla.jax_api import Traced
 from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import (
     contains_sequence,
     fields_of,
-    flatten,
     flattener,
     tensor_leaves,
     unflatten,
 )
-from fedstack.computations.values.sequences import in_pass
+from fedstack.computations.values.element_columns import element_columns
 
 # The name of the unknown first size of tensors that are in no sequence.
 ROWS = "rows"
+# The number of elements that are read at a time.
+_AT_ONCE = 1024
 _State = TypeVar("_State")
 
 
@@ -123,6 +127,15 @@ def traced_leaves(type_spec: Type) -> list[tuple[TensorType, str]]:
     return found
 
 
+def elements_of(type_spec: Type) -> Iterator[Type]:
+    """Yields the type of the elements of each sequence in a type."""
+    if isinstance(type_spec, SequenceType):
+        yield type_spec.element
+    elif isinstance(type_spec, StructType):
+        for _, member in fields_of(type_spec):
+            yield from elements_of(member)
+
+
 def traced_flattener(type_spec: Type) -> Callable[[object], list[object]]:
     """Returns a function that flattens payloads of a type into the tensors of `traced_leaves`."""
     if not contains_sequence(type_spec):
@@ -149,13 +162,44 @@ def _any_number_of(tensor: TensorType) -> TensorType:
     return TensorType(tensor.dtype.type, [None, *(tensor.shape or ())])
 
 
-def _padded(payload: Iterable[object], element: Type) -> Iterable[Traced]:
-    """Yields the arrays of a sequence, and its length."""
-    elements = [flatten(one, element) for one in in_pass(payload, 0)]
-    size = 1 << max(0, len(elements) - 1).bit_length()
-    for index, (_, tensor) in enumerate(tensor_leaves(element)):
-        rows = np.zeros((size, *cast("tuple[int, ...]", tensor.shape or ())), tensor.dtype)
-        if elements:
-            np.stack([cast(np.ndarray, one[index]) for one in elements], out=rows[: len(elements)])
-        yield rows
-    yield np.int32(len(elements))
+class ReadSequence:
+    """A sequence that has been read, so that its number of elements is known.
+
+    Attributes:
+      length: The number of elements.
+      steps: The number of rows of its arrays, a power of two.
+
+    Args:
+      payload: The sequence.
+      element: The type of an element.
+    """
+
+    def __init__(self, payload: Iterable[object], element: Type) -> None:
+        self._columns = list(element_columns(payload, element, 0, _AT_ONCE))
+        self._element = element
+        self.length = sum(map(len, self._columns))
+        self.steps = 1 << max(0, self.length - 1).bit_length()
+
+    def fill(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Copies the tensors of the elements into arrays of `steps` rows. Rows beyond the elements become zeros."""
+        first = 0
+        for column in self._columns:
+            for rows, (leaf, _) in zip(arrays, column_leaves(column, self._element)):
+                fill(rows, leaf, first)
+            first += len(column)
+        for rows in arrays:
+            rows[first:] = 0
+
+
+def rows_of(type_spec: Type, *sizes: int) -> list[tuple[Sequence[int], np.dtype[Any]]]:
+    """Returns the shapes and dtypes of the tensors of values that are stacked along axes of these sizes."""
+    tensors = [tensor for _, tensor in tensor_leaves(type_spec)]
+    return [((*sizes, *cast("Sequence[int]", tensor.shape or ())), tensor.dtype) for tensor in tensors]
+
+
+def _padded(payload: Iterable[object], element: Type) -> list[Traced]:
+    """Returns the arrays of a sequence, and its length."""
+    read = ReadSequence(payload, element)
+    arrays = [np.empty(shape, dtype) for shape, dtype in rows_of(element, read.steps)]
+    read.fill(arrays)
+    return [*arrays, np.int32(read.length)]

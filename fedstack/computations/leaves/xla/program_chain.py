@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 
 from fedstack.computations.leaves.bound_operation import FusedTensor, is_stopped
-from fedstack.computations.leaves.xla.jax_api import Traced
+from fedstack.computations.leaves.xla.jax_api import Traced, jax
 from fedstack.computations.leaves.xla.xla_program import ArrayProgram
 
 
@@ -38,8 +38,18 @@ class ProgramChain(ArrayProgram):
     """
 
     def __init__(self, programs: Sequence[ChainedProgram], results: Sequence[FusedTensor]) -> None:
+        self.name = programs[-1].program.name
+        self.is_wide = any(one.program.is_wide for one in programs)
+        self.can_loop = all(one.program.can_loop for one in programs)
         self._programs = programs
         self._results = results
+
+    def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
+        found: list[Sequence[Traced]] = []
+        for one in self._programs:
+            given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
+            found.append(one.program.trace(jax().lax.optimization_barrier(given)))
+        return self._chosen(found)
 
     def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
         found: list[Sequence[Traced]] = []

@@ -1,8 +1,7 @@
 """Compiles functions of arrays, and runs them once or in a compiled loop over several clients."""
 
 import abc
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +24,21 @@ _OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
 
 
 class ArrayProgram(abc.ABC):
-    """A function of arrays that is ready to run."""
+    """A function of arrays that is ready to run.
+
+    Attributes:
+      name: The name of the function in messages.
+      is_wide: Whether any of its arrays has numbers of more than 32 bits.
+      can_loop: Whether a compiled loop around the function is as fast as single calls.
+    """
+
+    name: str
+    is_wide: bool
+    can_loop: bool
+
+    @abc.abstractmethod
+    def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
+        """Calls the function as a part of another one."""
 
     def __call__(self, arguments: Sequence[object]) -> list[NDArray[Any]]:
         """Runs the function, and returns its results as read-only arrays, which never change."""
@@ -56,6 +69,32 @@ class ArrayProgram(abc.ABC):
         """Runs the function like `loop`, and returns its results as arrays of JAX."""
 
 
+def compiled(function: FlatFunction, **options: Any) -> Any:
+    """Returns a function of JAX that XLA compiles when it runs first."""
+    return jax().jit(function, compiler_options=_OPTIONS.get(jax().default_backend()), **options)
+
+
+def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool) -> Sequence[Traced]:
+    """Calls a function that is compiled, or compiles it now.
+
+    Args:
+      function: The function.
+      name: Its name in messages.
+      *arguments: Its arguments.
+      is_wide: Whether any of its arrays has numbers of more than 32 bits.
+    """
+    check_process()
+    running.name = name
+    try:
+        if not is_wide:
+            return function(*arguments)
+        with with_wide_types():
+            return function(*arguments)
+    finally:
+        running.name = ""
+        end_compiling()
+
+
 class XlaProgram(ArrayProgram):
     """A function of arrays that is compiled when it runs first.
 
@@ -84,14 +123,16 @@ class XlaProgram(ArrayProgram):
         self.is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*arguments, *results))
         self._is_open = any(not isinstance(size, int) for one in arguments for size in one.shape)
         self._sizes: set[tuple[object, ...]] = set()
-        self._jit = functools.partial(jax().jit, compiler_options=_OPTIONS.get(jax().default_backend()))
-        self._run = self._jit(function)
-        self._loop = self._jit(self._looped, static_argnums=(0, 1))
+        self._run = compiled(function)
+        self._loop = compiled(self._looped, static_argnums=(0, 1))
+
+    def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
+        return self.function(*arguments)
 
     def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
         if self._is_open:
             self._note_sizes(arguments)
-        return self._called(self._run, *arguments)
+        return called(self._run, self.name, *arguments, is_wide=self.is_wide)
 
     def _note_sizes(self, arguments: Sequence[object]) -> None:
         """Forgets what was compiled after many sizes, since code for each takes a megabyte or two."""
@@ -104,19 +145,8 @@ class XlaProgram(ArrayProgram):
     def run_loop(
         self, lanes: int, shared: Sequence[bool], clients: int, arguments: Sequence[object]
     ) -> Sequence[Traced]:
-        return self._called(self._loop, lanes, tuple(shared), np.int32(clients), *arguments)
-
-    def _called(self, function: Callable[..., Sequence[Traced]], *arguments: object) -> Sequence[Traced]:
-        check_process()
-        running.name = self.name
-        try:
-            if not self.is_wide:
-                return function(*arguments)
-            with with_wide_types():
-                return function(*arguments)
-        finally:
-            running.name = ""
-            end_compiling()
+        given = lanes, tuple(shared), np.int32(clients), *arguments
+        return called(self._loop, self.name, *given, is_wide=self.is_wide)
 
     def _looped(self, lanes: int, shared: tuple[bool, ...], clients: Traced, *arguments: Traced) -> Sequence[Traced]:
         lax, numpy = jax().lax, jax().numpy

@@ -111,7 +111,9 @@ def test_another_kind_of_machine_is_reported_or_refused(caplog) -> None:
     warn_of_differing(["jaxlib"], "somewhere:1")
     warn_of_differing(["jaxlib"], "somewhere:2")
     (record,) = caplog.records
-    assert "The worker at somewhere:1 has another version of jaxlib, another device" in record.message
+    assert (
+        "The worker at somewhere:1 has another version of jaxlib, other flags of XLA, another device" in record.message
+    )
     loaded = LoadedLeaves(CarrierPolicy(strict_modules=True))
     with WorkScope(policy=CarrierPolicy(strict_modules=True)).entered():
         loaded.load(half.to_proto())

@@ -1,6 +1,7 @@
 """Sequences and structs in JAX functions: compiled loops over elements, and containers that `jax.grad` accepts."""
 
 import dataclasses
+import random
 from typing import Any, NamedTuple
 
 import attrs
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.errors import InvalidComputationError, LeafError
+from fedstack.computations.leaves.leaf_runtimes import load_leaf
+from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn, StructColumn
+from fedstack.errors import InvalidComputationError, InvalidValueError, LeafError
+from tests.computations.leaves.xla.test_drawn_functions import bits, drawn
 
 FLOAT = np.float32
 MODEL = {"w": (FLOAT, [3]), "b": FLOAT}
@@ -166,3 +170,53 @@ def test_what_cannot_be_compiled_is_refused() -> None:
     assert "found strings at [0]" in refused(fl.SequenceType(np.str_))
     found = refused(fl.SequenceType(FLOAT), function=lambda x: x.scan(lambda state, one: (state, one), 0.0))
     assert "raised TypeError" in found
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
+def test_a_client_has_the_same_bits_alone_and_beside_clients_of_other_lengths(seed: int) -> None:
+    step = drawn(random.Random(seed))
+
+    @fedstack.jax_computation((FLOAT, [6]), fl.SequenceType((FLOAT, [6, 6])), fl.SequenceType(np.int32), FLOAT)
+    def scanned(vector, matrices, numbers, rate):
+        total = numbers.scan(lambda total, number: total + number, jnp.int32(0))
+        found = matrices.scan(lambda x, matrix: jnp.clip(rate * step(x, matrix)["vector"], -9, 9), vector)
+        return {"vector": found, "total": total, "padded": matrices.elements.sum()}
+
+    leaf = load_leaf(scanned.to_proto())
+    values = np.random.default_rng(seed)
+    vector = values.normal(size=6).astype(FLOAT)
+    lengths = [3, 1, 4, 3, 0, *([1] * 20)]
+    clients = [list(values.normal(size=(length, 6, 6)).astype(FLOAT)) for length in lengths]
+    numbers = [[np.int32(1)] * (length % 3) for length in lengths]
+    rates = ScalarColumn(values.normal(size=len(lengths)).astype(FLOAT))
+    size = len(lengths)
+    found = []
+    for vectors in (ConstantColumn(vector, size), ListColumn([vector] * size)):
+        argument = StructColumn((vectors, ListColumn(clients), ListColumn(numbers), rates), size)
+        found.append(bits(leaf.call_column(argument, 5, size)))
+    alone = [bits(leaf.call_column(argument.slice(i, i + 1), 5 + i, 1))[0] for i in range(6)]
+    called = [leaf.call((vector, clients[i], numbers[i], rates.values[i]), 5 + i) for i in range(6)]
+    assert found[0] == found[1]
+    assert found[0][:6] == alone == [b"".join(np.asarray(one).tobytes() for one in each) for each in called]
+    at_server = leaf.call((vector, clients[3], numbers[3], rates.values[3]))
+    for one, other in zip(called[3], at_server):
+        assert np.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+    assert leaf.call_column(argument.slice(0, 0), 5, 0).items() == []
+
+
+def test_a_stream_that_fails_names_its_client() -> None:
+    @fedstack.jax_computation(fl.SequenceType(FLOAT))
+    def total(values):
+        return values.scan(lambda total, x: total + x, 0.0)
+
+    def fail():
+        yield 1.0
+        raise OSError("the disk is gone")
+
+    @fl.federated_computation(fl.FederatedType(fl.SequenceType(FLOAT), fl.CLIENTS))
+    def totals(clients):
+        return fl.federated_map(total, clients)
+
+    assert locally(totals, [[1.0] * n for n in range(5)]) == list(range(5))
+    with pytest.raises(InvalidValueError, match=r"raised OSError: the disk is gone; at arg\[client 2\]"):
+        locally(totals, [[1.0], [2.0], fedstack.from_generator(fail), [3.0]])

@@ -1,0 +1,73 @@
+"""Stacks the arguments of compiled loops in memory that JAX reads without a copy of its own."""
+
+import itertools
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import TensorType
+from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn
+from fedstack.computations.values.tensor_values import is_plain
+
+# JAX reads memory with this alignment without a copy of its own.
+_ALIGNMENT = 64
+
+
+class ArgumentMemory(threading.local):
+    """Memory of a thread for arguments, which is used again in the next call."""
+
+    def __init__(self) -> None:
+        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def arrays(self, kinds: Sequence[tuple[Sequence[int], np.dtype[Any]]]) -> list[NDArray[Any]]:
+        """Returns arrays of these shapes and dtypes, until the next call on this thread. Their content is undefined."""
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
+        starts = list(itertools.accumulate([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes], initial=0))
+        if starts[-1] > len(self._memory):
+            memory = np.empty(starts[-1] + _ALIGNMENT, np.uint8)
+            self._memory = memory[-memory.ctypes.data % _ALIGNMENT :]
+        parts = [self._memory[start : start + size] for start, size in zip(starts, sizes)]
+        return [part.view(dtype).reshape(shape) for part, (shape, dtype) in zip(parts, kinds)]
+
+    def rows_of(self, leaves: Sequence[tuple[Column, TensorType]], most: int, *, shares: bool = True) -> list[object]:
+        """Returns the tensors of some clients or elements as stacked arrays, until the next call on this thread.
+
+        Args:
+          leaves: The column and the type of each tensor. The types have known sizes.
+          most: The number of rows of each array. What is in rows beyond the columns is undefined.
+          shares: Whether the constant itself is returned for a constant column.
+        """
+        found = [_as_it_is(column, most, shares=shares) for column, _ in leaves]
+        missing = [index for index, one in enumerate(found) if one is None]
+        tensors = [leaves[index][1] for index in missing]
+        arrays = self.arrays([((most, *cast("Sequence[int]", one.shape or ())), one.dtype) for one in tensors])
+        for index, rows in zip(missing, arrays):
+            fill(rows, leaves[index][0])
+            found[index] = rows
+        return found
+
+
+def _as_it_is(column: Column, most: int, *, shares: bool) -> object:
+    if isinstance(column, ConstantColumn):
+        return column.value if shares else None
+    if isinstance(column, RowsColumn) and len(column) == most and is_plain(column.values):
+        return column.values
+    return None
+
+
+def fill(rows: NDArray[Any], column: Column, first: int = 0) -> None:
+    """Copies the values of a column into an array, from a row on."""
+    into = rows[first : first + len(column)]
+    if isinstance(column, ConstantColumn):
+        into[:] = cast("NDArray[Any]", column.value)
+    elif isinstance(column, RowsColumn):
+        into[:] = column.values
+    elif len(column):
+        np.stack(cast("list[NDArray[Any]]", column.items()), out=into)
+
+
+argument_memory = ArgumentMemory()
