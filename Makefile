@@ -37,7 +37,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long check lint bench curves soak simulate mutants count protos
+.PHONY: help demo test long leaves check lint bench curves soak simulate mutants count protos
 .PHONY: environments matrix docs dist wheels clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
@@ -68,6 +68,13 @@ long: .venv/.installed-dev ## run the tests that take long, on all cores, others
 	$(BIN)/python -m pytest -q -n auto --transport grpc -m "not slow and not long and not soak" $(TRANSPORTS) \
 		$(JAX_TESTS:%=--ignore=%)
 	$(BIN)/python -m pytest -q --leaves jax -m "not slow" -k "$(JAX_STACKS)" tests/executors/test_conformance.py
+
+# What needs PyTorch, XGBoost or dp-accounting, and the recipe that trains a transformer: too large for .ci/run.
+LEAVES := tests/frameworks tests/demo/test_recipes.py tests/project/test_readme.py
+LEAVES_OF := frameworks or torch or xgboost or lora or noise or recipes.md
+
+leaves: .venv-leaves/.installed-leaves ## run tests and recipes with PyTorch, XGBoost, dp-accounting, and LoRA
+	.venv-leaves/bin/python -m pytest -q -p no:cacheprovider -m "" -k "$(LEAVES_OF)" $(LEAVES)
 
 check: lint ## lint, formatting, types, generated code, architecture
 	$(BIN)/python -m pytest -q tests/project
@@ -182,6 +189,14 @@ clean: ## remove all that make made, the virtual environments too
 .venv-%/.installed-test: $(INPUTS) | .venv/.newest-pip
 	$(call make_venv,.venv-$*,$(call find_python,$*),--without-pip)
 	$(BIN)/python -m pip --python .venv-$*/bin/python $(INSTALL) --no-compile -e ".[test,jax]"
+	@touch $@
+
+# A constraint of attrs would keep dp-accounting out.
+.venv-leaves/.installed-leaves: $(INPUTS) | .venv/.newest-pip
+	$(call make_venv,.venv-leaves,$(PYTHON),--without-pip)
+	sed '/^attrs==/d' constraints.txt > .venv-leaves/constraints.txt
+	$(BIN)/python -m pip --python .venv-leaves/bin/python $(INSTALL:%constraints.txt=.venv-leaves/constraints.txt) \
+		--no-compile -e ".[leaves]"
 	@touch $@
 
 # $(1): folder, $(2): interpreter, $(3): options. Checked first, because pip's own words for a wrong Python are hard to

@@ -291,7 +291,7 @@ def test_the_architecture_can_be_read_at_once() -> None:
 
 def test_tests_stand_in_folders_named_after_the_rooms() -> None:
     tests = PACKAGE.parent / "tests"
-    of_the_whole = {"benchmarks", "engines", "faults", "mutants", "project"}
+    of_the_whole = {"benchmarks", "engines", "faults", "frameworks", "mutants", "project"}
     folders = {file.parent.relative_to(tests).as_posix() for file in tests.rglob("test_*.py")} - of_the_whole
     assert [folder for folder in sorted(folders) if not (PACKAGE / folder).is_dir()] == []
 
