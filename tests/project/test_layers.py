@@ -60,6 +60,7 @@ ROOMS = (
     "service/coordinator/calls",
     "service/coordinator",
     "service",
+    "program/argument_checks",
     "program/states",
     "program/value_reference",
     "program/clients",
