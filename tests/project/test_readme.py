@@ -48,9 +48,10 @@ PAGES = (
     "docs/scaling.md",
 )
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-# The pages of recipes have no code of their own: they lead to scripts, which tests/demo runs.
-GALLERY = [ROOT / "docs" / "gallery.md", *sorted((ROOT / "docs" / "gallery").glob("*.md"))]
-ALL_TEXT = "".join([*TEXTS.values(), *(page.read_text(encoding="utf-8") for page in GALLERY)])
+# Deployment needs several machines, and the pages of recipes lead to scripts, which tests/demo runs.
+WITHOUT_CODE = [ROOT / "docs" / name for name in ("deployment.md", "gallery.md")]
+WITHOUT_CODE += sorted((ROOT / "docs" / "gallery").glob("*.md"))
+ALL_TEXT = "".join([*TEXTS.values(), *(page.read_text(encoding="utf-8") for page in WITHOUT_CODE)])
 MOST_LINES = 150
 # With all that it needs PyTorch takes gigabytes, and DrJAX is shown only for comparison, so they are no part of the
 # development environment: where they are not installed, what needs them is compiled only.
