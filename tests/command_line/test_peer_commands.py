@@ -668,6 +668,16 @@ def test_status_says_what_the_server_has_compiled() -> None:
     assert not any(line.startswith("compiled") for line in shown)
 
 
+def test_status_shows_extra_threads_as_such_and_no_server_as_its_own_origin() -> None:
+    phase = GetStatusResponse.Phase(session="ab", clients=2)
+    phase.origin.why, phase.origin.server = phase.origin.MOVED, "worker:1"
+    found = GetStatusResponse(threads=36, max_threads=32, phase=[phase])
+    shown = "\n".join(status_command.status_lines("worker:1", found))
+    assert "threads 36 (32, and extra ones for work that waits or is cancelled), busy 0" in shown
+    assert "moved from" not in shown
+    assert "moved from worker:1" in "\n".join(status_command.status_lines("worker:2", found))
+
+
 def test_status_shows_threads_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
     limits = ServiceLimits(max_sessions=17)
     service = ExecutorService(local_executor_factory(max_concurrent_clients=3), limits=limits)
