@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from fedstack.command_line.command import SUCCESS, option, subcommand, whole_number
+from fedstack.foundations.error_text import counted
 
 
 def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
@@ -21,7 +22,7 @@ def run(folder: Path, name: Sequence[str], days: int, force: bool) -> int:
     ca, server_cert, server_key, client_cert, client_key = (shlex.quote(str(path)) for path in files)
     address = shlex.quote(_dialled(names[0]) + ":8000")
     print(
-        f"For tests only: the keys are not encrypted. Valid for {days} days, for {', '.join(names)}.\n"
+        f"For tests only: the keys are not encrypted. Valid for {counted(days, 'day')}, for {', '.join(names)}.\n"
         f"  fedstack serve --tls-cert {server_cert} --tls-key {server_key} --tls-client-ca {ca}\n"
         f"  fedstack check {address} --tls-ca {ca} --tls-cert {client_cert} --tls-key {client_key}",
         file=sys.stderr,

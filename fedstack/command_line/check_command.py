@@ -1,5 +1,6 @@
 """The subcommand `fedstack check`, which checks that a server can be used."""
 
+import datetime
 import json
 import sys
 import time
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _ROUND_TRIPS = 5
 # The minimum time limit, in seconds, of a call after the server has answered the first calls.
 _LEAST_SECONDS = 0.1
+# How long before the end of the server's certificate a warning is printed.
+_SOON = datetime.timedelta(days=14)
 
 
 class Answer(TypedDict):
@@ -41,6 +44,7 @@ class Answer(TypedDict):
     token: str
     transport: str
     round_trip_ms: float
+    certificate_valid_until: str | None
 
 
 class Details(TypedDict):
@@ -57,6 +61,8 @@ def run(**given: Any) -> int:
     """Checks a server. Prints its properties to standard output, and problems to standard error."""
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
+
+    from fedstack.transport.grpc.tls_contexts import valid_until
 
     deadline = Deadline(options.timeout)
 
@@ -79,6 +85,7 @@ def run(**given: Any) -> int:
             token=_token(credentials, handshake.asks_for_token if handshake is not None else None),
             transport="gRPC" if handshake is None else f"gRPC: {reason}" if reason else "streams",
             round_trip_ms=round(1000 * min(times), 3),
+            certificate_valid_until=None,
         )
         if handshake is None:
             return answer, None
@@ -98,6 +105,9 @@ def run(**given: Any) -> int:
                 answer["encryption"] = "TLS, client certificate not required"
     except FedstackError as error:
         return failed(target, error, as_json=options.json)
+    end = valid_until(target, credentials, left())
+    if end is not None:
+        answer["certificate_valid_until"] = datetime.datetime.fromtimestamp(end, datetime.timezone.utc).isoformat()
     if options.json:
         print(json.dumps({"ok": True, **answer, **(details or {})}))
     else:
@@ -131,6 +141,9 @@ def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
 
 def _print(answer: Answer, details: Details | None) -> None:
     rows = [("encryption", answer["encryption"]), ("token", answer["token"]), ("transport", answer["transport"])]
+    end = answer["certificate_valid_until"]
+    if end is not None:
+        rows.insert(1, ("certificate", f"valid until {end[:16].replace('T', ' ')} UTC"))
     if details is None:
         use = ", which can be used one value at a time" if answer["service"] == PLAIN else ""
         say(f"{answer['target']} is up: {answer['service']}{use}")
@@ -144,6 +157,8 @@ def _print(answer: Answer, details: Details | None) -> None:
     rows.append(("round trip", f"{answer['round_trip_ms']:.2f} ms"))
     for name, value in rows:
         say(f"  {name:<16} {value}")
+    if end is not None and datetime.datetime.fromisoformat(end) - datetime.datetime.now(datetime.timezone.utc) < _SOON:
+        say("The server's certificate ends soon; renew it.", to_error=True)
     mine = f"{sys.version_info.major}.{sys.version_info.minor}"
     theirs = mine if details is None else details["python_version"]
     if details is not None and theirs != mine and any("Pickled" in name for name in details["leaf_runtimes"]):

@@ -251,6 +251,15 @@ def _credentials(options: SimpleNamespace) -> "ServerCredentials":
     from fedstack.transport.grpc.credential_files import why_no_authority, why_not_valid
     from fedstack.transport.grpc.credentials import ServerCredentials
 
+    pair = {"--tls-cert": options.tls_cert, "--tls-key": options.tls_key}
+    missing = [name for name, file in pair.items() if not file]
+    given = {**pair, "--tls-client-ca": options.tls_client_ca}
+    found = [f"{name} {file}" for name, file in given.items() if file]
+    if missing and found:
+        raise InvalidValueError(
+            f"Expected --tls-cert and --tls-key, which TLS needs, found only {' and '.join(found)}; add "
+            f"{' and '.join(missing)}"
+        )
     credentials = ServerCredentials.from_files(
         certificate=options.tls_cert,
         private_key=options.tls_key,

@@ -250,6 +250,8 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
     )
     memory = size_text(status.resident_bytes) if status.resident_bytes else "unknown"
     most = f" of {status.max_threads}" if status.max_threads else ""
+    if 0 < status.max_threads < status.threads:
+        most = f" ({status.max_threads}, and extra ones for work that waits or is cancelled)"
     yield (
         f"threads {status.threads}{most}, busy {status.busy_threads}, on cancelled work {status.abandoned_threads}, "
         f"memory {memory}"
@@ -290,7 +292,12 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
         yield from table_lines(
             ("phase of", "clients", "done", "running", "failed", "handed in", "left to others", "origin"),
             [
-                (p.session, _clients(p), *map(str, (p.done, p.running, p.failed, p.handed_in, p.left)), _origin(p))
+                (
+                    p.session,
+                    _clients(p),
+                    *map(str, (p.done, p.running, p.failed, p.handed_in, p.left)),
+                    _origin(p, target),
+                )
                 for p in status.phase
             ],
         )
@@ -342,9 +349,11 @@ def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
         )
 
 
-def _origin(phase: "GetStatusResponse.Phase") -> str:
-    """Returns where the clients of a phase come from; empty if the server has had them from the beginning."""
+def _origin(phase: "GetStatusResponse.Phase", own: str = "") -> str:
+    """Returns where the clients of a phase come from; empty if the server, at `own`, has had them before."""
     origin = phase.origin
+    if own and origin.server == own:
+        return ""
     ways = {origin.LOST: "lost at", origin.MOVED: "moved from", origin.COPIED: "also at"}
     return f"{ways[origin.why]} {printable(origin.server)}" if origin.why in ways else ""
 

@@ -14,7 +14,7 @@ from fedstack.membership import reaching
 from fedstack.membership.asking import Asker, listening
 from fedstack.membership.member import M, MemberState
 from fedstack.membership.members import Members
-from fedstack.membership.membership_observer import MembershipObserver, MembershipObservers
+from fedstack.membership.membership_observer import MembershipObserver, MembershipObservers, loss_in
 from fedstack.membership.waits import GiveUp, LookFor, Pause, Use, Wait, closed_error
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 
@@ -48,6 +48,8 @@ class Membership(Generic[M]):
         self._turns = asyncio.Lock()
         self._last_turn = -math.inf
         self._has_announced = False
+        self._begun, self._connect_seconds = self._members.clock(), connect_seconds
+        self._missed: set[M] = set()  # the members of whose absence the log tells
         self._closed = False
         self._events: deque[object] = deque()  # the events that have been posted and have not happened yet
         for member in members:
@@ -174,6 +176,10 @@ class Membership(Generic[M]):
     async def _ready(self) -> list[M]:
         while True:
             members = await self._found()
+            if self._members.clock() - self._begun >= self._connect_seconds:  # before, workers may still be starting
+                for member in self.members:
+                    if member.state is MemberState.AWAY:
+                        self._miss(member)
             if not self._members.gap():
                 return members
             async with self._turns:  # callers proceed in the order of their calls
@@ -242,14 +248,27 @@ class Membership(Generic[M]):
         for change in changes:
             if change.after is MemberState.READY:
                 self._has_announced = False
-                _logger.debug("The worker at %s is ready", change.member.address)
+                level = logging.INFO if change.member in self._missed else logging.DEBUG
+                _logger.log(level, "The worker at %s is ready", change.member.address)
             elif change.after is MemberState.WRONG and len(self.members) > 1:  # a sole member's error is raised
                 _logger.warning("Continuing without the worker at %s: %s", change.member.address, change.cause)
+                self._missed.add(change.member)
+            elif change.after is MemberState.AWAY and loss_in(change) is not None and self._members.number_ready:
+                self._miss(change.member)
+            if change.after in (MemberState.READY, MemberState.REMOVED):
+                self._missed.discard(change.member)
             if self._observers and not self._closed:
                 self._asker.follow(change.member)
             self._observers.tell(change)
         if changes:
             self._wake()
+
+    def _miss(self, member: M) -> None:
+        """Logs that a member cannot be reached, once for each time that it is away."""
+        if member not in self._missed and not member.supervised:  # a supervisor logs the loss itself
+            self._missed.add(member)
+            why = "it does not answer" if member.cause is None else member.line_of(member.cause)
+            _logger.warning("Continuing without the worker at %s: %s", member.address, why)
 
     def _wake(self) -> None:
         for waiter in self._waiters:

@@ -57,14 +57,14 @@ class MembershipObservers(Generic[M]):
                     observer.draining(change.member)
                 elif change.after is MemberState.REMOVED:
                     observer.removed(change.member)
-                elif (cause := _loss(change)) is not None:
+                elif (cause := loss_in(change)) is not None:
                     observer.lost(change.member, cause)
             except Exception as error:
                 log_raised(_logger, repr(observer), error, "it is removed and receives no further changes of workers")
                 self._remove(observer)
 
 
-def _loss(change: Change[M]) -> Exception | None:
+def loss_in(change: Change[M]) -> Exception | None:
     """Returns the reason for the loss of a member that was in use; `None` if the change is not a loss."""
     return change.cause if change.before in (MemberState.READY, MemberState.DRAINING) else None
 
@@ -74,5 +74,5 @@ def _report(change: Change[M]) -> None:
     member = change.member
     if change.after is MemberState.READY:
         observers.tell(WorkerReady(worker=member.address))
-    elif change.after is not MemberState.REMOVED and (cause := _loss(change)) is not None:
+    elif change.after is not MemberState.REMOVED and (cause := loss_in(change)) is not None:
         observers.tell(WorkerLost(worker=member.address, error=type(cause).__name__, reason=member.line_of(cause)))

@@ -72,8 +72,9 @@ def test_the_commands_that_follow_can_be_pasted_whatever_the_folder_is_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "my certs"
-    assert main(["certs", str(folder), "--name", "::1"]) == 0
-    _, serve, check = capsys.readouterr().err.splitlines()
+    assert main(["certs", str(folder), "--name", "::1", "--days", "1"]) == 0
+    said, serve, check = capsys.readouterr().err.splitlines()
+    assert "Valid for 1 day," in said
     assert shlex.split(serve)[3::2] == [str(folder / name) for name in ("server.pem", "server.key", "ca.pem")]
     assert shlex.split(check)[2] == "[::1]:8000"
     assert shlex.split(check)[4::2] == [str(folder / name) for name in ("ca.pem", "client.pem", "client.key")]

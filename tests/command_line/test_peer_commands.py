@@ -120,6 +120,21 @@ def test_check_uses_all_that_a_server_may_ask_for(
     assert (found["encryption"], found["token"]) == ("TLS, with client certificate", "accepted")
 
 
+def test_check_says_how_long_the_certificate_is_valid_and_warns_if_that_is_not_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for days, warning in ((1, "The server's certificate ends soon; renew it.\n"), (30, "")):
+        certs = tmp_path / str(days)
+        assert main(["certs", str(certs), "--days", str(days)]) == 0
+        capsys.readouterr()
+        credentials = ServerCredentials.from_files(certificate=certs / "server.pem", private_key=certs / "server.key")
+        with new_server(credentials) as thread:
+            assert main(["check", thread.target, "--tls-ca", str(certs / "ca.pem")]) == 0
+        out, err = capsys.readouterr()
+        assert re.search(r"\n  certificate +valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC\n", out)
+        assert err == warning
+
+
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
 def test_check_reaches_a_unix_socket_and_says_when_its_server_is_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -666,6 +681,16 @@ def test_status_says_what_the_server_has_compiled() -> None:
     assert "compiled 3 functions (2 from a cache on disk) in 1.2 s" in lines
     shown = status_command.status_lines("worker", GetStatusResponse(version="1"))
     assert not any(line.startswith("compiled") for line in shown)
+
+
+def test_status_shows_extra_threads_as_such_and_no_server_as_its_own_origin() -> None:
+    phase = GetStatusResponse.Phase(session="ab", clients=2)
+    phase.origin.why, phase.origin.server = phase.origin.MOVED, "worker:1"
+    found = GetStatusResponse(threads=36, max_threads=32, phase=[phase])
+    shown = "\n".join(status_command.status_lines("worker:1", found))
+    assert "threads 36 (32, and extra ones for work that waits or is cancelled), busy 0" in shown
+    assert "moved from" not in shown
+    assert "moved from worker:1" in "\n".join(status_command.status_lines("worker:2", found))
 
 
 def test_status_shows_threads_and_limits(capsys: pytest.CaptureFixture[str]) -> None:

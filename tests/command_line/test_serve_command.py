@@ -145,6 +145,22 @@ def test_certificates_that_have_expired_are_warned_of(
         assert record.getMessage().startswith(told)
 
 
+def test_certificates_that_are_incomplete_or_do_not_fit_are_wrong_usage(
+    files: CertificateFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given, expected in (
+        (["--tls-cert", files.server_cert], "; add --tls-key"),
+        (["--tls-key", files.server_key], "; add --tls-cert"),
+        (["--tls-client-ca", files.ca], f"only --tls-client-ca {files.ca}; add --tls-cert and --tls-key"),
+        (
+            ["--tls-cert", files.server_cert, "--tls-key", files.client_key],
+            f"found the key of another certificate: {files.server_cert} and {files.client_key}; pass",
+        ),
+    ):
+        assert main(["serve", "--port", "0", *map(str, given)]) == 2
+        assert expected in capsys.readouterr().err
+
+
 def test_more_clients_than_the_option_says_exhaust_a_resource_and_the_text_tells_the_option() -> None:
     with ServerThread(serve_command.make_server(options_of("--port", 0, "--max-clients", 5))) as server:
         context = fedstack.create_sync_remote_execution_context(server.target)

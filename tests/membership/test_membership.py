@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import threading
 import time
 import weakref
@@ -432,3 +433,47 @@ async def test_a_caller_who_need_not_wait_hears_nothing(
         caplog.clear()
         await driver.ready()
         assert not caplog.records
+
+
+async def test_a_worker_that_goes_is_missed_once_and_one_that_is_back_is_told(
+    targets: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="fedstack.membership")
+    with serving() as third:
+        target = third.target
+        driver = Membership([Worker(stub) for stub in make_stubs([*targets, target], None)])
+        await driver.ready()
+    try:
+        lost = driver.members[2]
+        driver.lost(lost, WorkerUnavailableError("it has ended"))
+        driver.lost(lost, WorkerUnavailableError("it has ended"))
+        await_until(lambda: bool(caplog.records), WALL)
+        assert len(await driver.ready()) == 2
+        told = [record.getMessage() for record in caplog.records]
+        assert len(told) == 1
+        assert told[0].startswith(f"Continuing without the worker at {target}: ")
+        with serving(int(target.rpartition(":")[2])):
+            await_until(lambda: lost.is_ready and len(caplog.records) == 2, WALL)
+        assert caplog.records[1].getMessage() == f"The worker at {target} is ready"
+        assert caplog.records[1].levelname == "INFO"
+    finally:
+        driver.close()
+
+
+async def test_a_worker_that_never_came_is_missed_once_there_was_time_to_start_it(
+    targets: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as third:
+        nobody = third.target
+    now = 0.0
+    with driver_over(targets[0], nobody, connect_seconds=10.0) as driver:
+        monkeypatch.setattr(driver._members, "clock", lambda: driver.io.time() + now)
+        await driver.ready()
+        await_until(lambda: driver.members[1].state is MemberState.AWAY, WALL)
+        await driver.ready()
+        assert not caplog.records
+        now = 11.0
+        for _ in range(2):
+            await driver.ready()
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"Continuing without the worker at {nobody}: ")

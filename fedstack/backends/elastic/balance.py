@@ -68,7 +68,7 @@ class TakenOver:
     runs_twice: bool
 
     def __str__(self) -> str:
-        by = "Another worker" if self.by is None else self.by
+        by = "The next free worker" if self.by is None else self.by
         return f"{by} runs {named(self.clients)} {'as well as' if self.runs_twice else 'instead of'} {self.worker}"
 
 

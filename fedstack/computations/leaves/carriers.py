@@ -108,7 +108,7 @@ class ReferenceRuntime(LeafRuntime):
         if reference.digest and function_digest(function) != reference.digest:
             raise CarrierError(
                 f"Expected the sender's version of {shown}, found another version; install the same version on "
-                "the client and the worker"
+                "the driver's machine and the worker"
             )
         own = module_digest(reference.module)
         differs = bool(own and reference.module_digest) and own != reference.module_digest
@@ -116,7 +116,7 @@ class ReferenceRuntime(LeafRuntime):
             raise CarrierError(
                 f"Expected the sender's version of the module {name_text(reference.module)}, found a version in which "
                 f"{name_text(reference.qualname)} is the same but other lines differ; install the same version on "
-                "the client and the worker, or start the worker without --strict-modules"
+                "the driver's machine and the worker, or start the worker without --strict-modules"
             )
         containers = from_message(reference.parameter, allowed.check_module)
         name = name_text(reference.qualname)
@@ -146,7 +146,7 @@ class PickledRuntime(LeafRuntime):
         if pickled.python_version != version:
             raise CarrierError(
                 f"Expected code for Python {version}, found code for Python {pickled.python_version}; run the same "
-                "version of Python on the client and the worker"
+                "version of Python on the driver's machine and the worker"
             )
         try:
             function, containers = loads(pickled.function)

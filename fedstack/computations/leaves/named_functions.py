@@ -123,7 +123,7 @@ def _shown(found: object) -> str:
 
 
 def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError:
-    advice = "install the same version on the client and the worker"
+    advice = "install the same version on the driver's machine and the worker"
     if isinstance(error, ModuleNotFoundError):
         advice = "install the module where the function runs, or add the module's folder to PYTHONPATH there"
     return CarrierError(

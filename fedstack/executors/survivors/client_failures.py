@@ -9,7 +9,7 @@ from attrs.validators import optional
 from fedstack.computations.values.deferred_column import refuse
 from fedstack.errors import InvalidValueError
 from fedstack.executors.survivors.outcomes import ClientOutcomes
-from fedstack.foundations.error_text import counted
+from fedstack.foundations.error_text import counted, shortened
 from fedstack.foundations.number_checks import (
     check_number,
     check_whole_number,
@@ -18,6 +18,8 @@ from fedstack.foundations.number_checks import (
     whole_number_validator,
 )
 from fedstack.foundations.value_text import describe
+
+_REPR_BYTES = 100
 
 
 def _check_tolerate(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -154,6 +156,12 @@ class ClientFailure:
         if self.error is None:
             return "a client that does not take part"
         return f"client {self.client} failed in phase {self.phase}: {self.error}"
+
+    def __repr__(self) -> str:
+        if self.error is None:
+            return "<ClientFailure: does not take part>"
+        words = shortened(str(self.error).partition("\n")[0], _REPR_BYTES)
+        return f"<ClientFailure of client {self.client} in phase {self.phase}: {words}>"
 
 
 refuse(

@@ -102,17 +102,18 @@ class ClientCredentials:
           server_name: The expected name in the server's certificate, if it differs from the host that is dialed.
 
         Raises:
-          InvalidValueError: If a file cannot be read or has invalid content, in which case the message names the file.
-            Also if both a token and a token file are given.
+          InvalidValueError: If a file cannot be read or has invalid content, or if the key does not belong to the
+            certificate; the message names the files. Also if both a token and a token file are given.
         """
         if token is not None and token_file is not None:
             raise InvalidValueError("Expected either token or token_file, found both; pass only one of them")
         # The watch records the state of the file before it is read, so that no change is missed.
         files = None if token_file is None else CredentialFiles(tokens=FileWatch([token_file]))
+        pair = _read_pair(certificate, private_key)
         return cls(
             root_certificates=_read_pem(root_certificates, "CERTIFICATE"),
-            certificate=_read_pem(certificate, "CERTIFICATE"),
-            private_key=_read_pem(private_key, "PRIVATE KEY"),
+            certificate=pair[0],
+            private_key=pair[1],
             token=token if token_file is None else read_tokens(token_file)[0],
             server_name=server_name,
             files=files,
@@ -221,7 +222,8 @@ class ServerCredentials:
           token_file: The file with the accepted tokens.
 
         Raises:
-          InvalidValueError: If a file cannot be read or has invalid content. The message names the file.
+          InvalidValueError: If a file cannot be read or has invalid content, or if the key does not belong to the
+            certificate. The message names the files.
         """
         pem = [file for file in (certificate, private_key, client_root_certificates) if file is not None]
         # The watches record the state of the files before they are read, so that no change is missed.
@@ -229,9 +231,10 @@ class ServerCredentials:
             certificates=FileWatch(pem) if pem else None,
             tokens=None if token_file is None else FileWatch([token_file]),
         )
+        pair = _read_pair(certificate, private_key)
         return cls(
-            certificate=_read_pem(certificate, "CERTIFICATE"),
-            private_key=_read_pem(private_key, "PRIVATE KEY"),
+            certificate=pair[0],
+            private_key=pair[1],
             client_root_certificates=_read_pem(client_root_certificates, "CERTIFICATE"),
             tokens=() if token_file is None else read_tokens(token_file),
             files=files,
@@ -366,6 +369,16 @@ def _read_pem(file: File | None, kind: str) -> bytes | None:
     content = read_file(file)
     _check_pem(os.fspath(file), content, kind)
     return content
+
+
+def _read_pair(certificate: File | None, private_key: File | None) -> tuple[bytes | None, bytes | None]:
+    """Reads a certificate and its key, and checks that they belong together."""
+    pair = _read_pem(certificate, "CERTIFICATE"), _read_pem(private_key, "PRIVATE KEY")
+    _check_pair(*pair)
+    reason = why_unusable(*pair, None)
+    if reason is not None:
+        raise InvalidValueError(f"{reason}: {certificate} and {private_key}; pass a matching pair")
+    return pair
 
 
 def check_client_credentials(given: object) -> None:

@@ -1,9 +1,11 @@
 """Configures TLS where gRPC does not do it: for streams, and to find out why a server cannot be reached."""
 
+import socket
 import ssl
 
 from fedstack.transport.grpc.credential_files import load_pair
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.wire.addresses import Target
 
 
 def client_context(credentials: ClientCredentials) -> ssl.SSLContext:
@@ -35,3 +37,29 @@ def server_context(credentials: ServerCredentials) -> ssl.SSLContext:
         context.load_verify_locations(cadata=credentials.client_root_certificates.decode("ascii", "replace"))
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def valid_until(target: Target, credentials: ClientCredentials, seconds: float) -> float | None:
+    """Returns when the certificate of a server ends, in seconds since 1970, by dialing the server once more.
+
+    Args:
+      target: The server.
+      credentials: The credentials to dial with.
+      seconds: The timeout of each step.
+
+    Returns:
+      The time; `None` if the server does not use TLS, is at a path of a socket, or cannot be asked.
+    """
+    if not credentials.secures(target) or target.socket_path:
+        return None
+    try:
+        context = client_context(credentials)
+        context.set_alpn_protocols(["h2"])
+        name = credentials.server_name or target.host
+        with (
+            socket.create_connection((target.host, target.port), seconds) as connection,
+            context.wrap_socket(connection, server_hostname=name) as secured,
+        ):
+            return float(ssl.cert_time_to_seconds(str((secured.getpeercert() or {})["notAfter"])))
+    except (OSError, KeyError, ValueError):
+        return None

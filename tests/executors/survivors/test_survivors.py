@@ -123,6 +123,13 @@ def test_that_nobody_is_left_is_logged(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
+def test_a_failure_in_a_list_is_one_short_line() -> None:
+    shown = repr(ClientFailure(3, 0, RemoteError("'step' raised ValueError: no\n" + "  File x\n" * 50)))
+    assert shown == "<ClientFailure of client 3 in phase 0: 'step' raised ValueError: no>"
+    assert len(repr(ClientFailure(3, 0, RemoteError("x" * 5000)))) < 200
+    assert repr(ClientFailure()) == "<ClientFailure: does not take part>"
+
+
 def test_a_failure_says_what_happened() -> None:
     assert (
         str(ClientFailure(3, 0, error_of(3))) == "client 3 failed in phase 0: 'step' raised ValueError: no; at client 3"

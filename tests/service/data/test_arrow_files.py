@@ -229,6 +229,8 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r'pip install "fedstack\[arrow\]"'):
-        list(Dataset.from_csv(tmp_path / "a.csv", {"y": np.int64}))
+        Dataset.from_csv(tmp_path / "a.csv", {"y": np.int64})
+    with pytest.raises(ImportError, match=r"fedstack\[arrow\]"):
+        Dataset.from_json_lines(tmp_path / "a.csv", {"y": np.int64})
     with pytest.raises(ImportError, match=r"fedstack\[arrow\]"):
         Dataset.from_parquet(tmp_path / "a.csv")

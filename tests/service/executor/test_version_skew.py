@@ -167,7 +167,7 @@ def test_a_strict_worker_refuses_another_constant(strict: Server, module: Callab
     with pytest.raises(
         CarrierError,
         match="Expected the sender's version of the module skew_constant, found a version in which scaled is the same "
-        "but other lines differ; install the same version on the client and the worker, or start "
+        "but other lines differ; install the same version on the driver's machine and the worker, or start "
         "the worker without --strict-modules",
     ):
         run(strict, module("skew_constant").scaled)

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from certificate_files import write_certificates
 
 from fedstack.errors import InvalidValueError
 from fedstack.transport.grpc.credential_files import bearer_token, read_tokens, token_matches
@@ -12,15 +13,21 @@ CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 KEY = b"-----BEGIN EC PRIVATE KEY-----\nBBBB\n-----END EC PRIVATE KEY-----\n"
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return write_certificates(tmp_path_factory.mktemp("pairs"))
+
+
 @pytest.fixture
-def files(tmp_path):
-    (tmp_path / "certificate.pem").write_bytes(CERTIFICATE)
-    (tmp_path / "key.pem").write_bytes(KEY)
+def files(tmp_path, pairs):
+    (tmp_path / "certificate.pem").write_bytes(pairs.client_cert.read_bytes())
+    (tmp_path / "key.pem").write_bytes(pairs.client_key.read_bytes())
     (tmp_path / "tokens").write_text("# of this week\nnew-secret\n\n  old-secret  \n", encoding="utf-8")
     return tmp_path
 
 
 def test_client_credentials_are_read_from_files(files):
+    certificate, key = (files / "certificate.pem").read_bytes(), (files / "key.pem").read_bytes()
     assert ClientCredentials.from_files(
         root_certificates=files / "certificate.pem",
         certificate=str(files / "certificate.pem"),
@@ -28,9 +35,9 @@ def test_client_credentials_are_read_from_files(files):
         token_file=files / "tokens",
         server_name="worker",
     ) == ClientCredentials(
-        root_certificates=CERTIFICATE,
-        certificate=CERTIFICATE,
-        private_key=KEY,
+        root_certificates=certificate,
+        certificate=certificate,
+        private_key=key,
         token="new-secret",
         server_name="worker",
     )
@@ -45,17 +52,25 @@ def test_a_token_may_be_given_beside_files_and_not_beside_a_file_of_tokens(files
 
 
 def test_server_credentials_are_read_from_files(files):
+    certificate, key = (files / "certificate.pem").read_bytes(), (files / "key.pem").read_bytes()
     assert ServerCredentials.from_files(
         certificate=files / "certificate.pem",
         private_key=files / "key.pem",
         client_root_certificates=files / "certificate.pem",
         token_file=files / "tokens",
     ) == ServerCredentials(
-        certificate=CERTIFICATE,
-        private_key=KEY,
-        client_root_certificates=CERTIFICATE,
+        certificate=certificate,
+        private_key=key,
+        client_root_certificates=certificate,
         tokens=("new-secret", "old-secret"),
     )
+
+
+@pytest.mark.parametrize("kind", [ClientCredentials, ServerCredentials])
+def test_a_key_of_another_certificate_is_found_when_the_files_are_read_and_both_are_named(kind, pairs):
+    with pytest.raises(InvalidValueError, match="found the key of another certificate: ") as found:
+        kind.from_files(certificate=pairs.client_cert, private_key=pairs.server_key)
+    assert f"{pairs.client_cert} and {pairs.server_key}; pass a matching pair" in str(found.value)
 
 
 def test_no_files_are_no_credentials():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from fedstack.computations.values.deferred_column import ClientRows
+from fedstack.data.client_columns import imported_pyarrow
 from fedstack.data.client_data import batching_of, frozen_arrays
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.number_checks import checked_integer, checked_positive
@@ -207,11 +208,12 @@ class Dataset(Pipeline):
           client_from_path: See `from_parquet`.
 
         Raises:
-          ImportError: During iteration, if pyarrow is not installed; the extra `arrow` includes pyarrow.
+          ImportError: If pyarrow is not installed; the extra `arrow` includes pyarrow.
           TypeMismatchError: If `types` is not a dict from names to dtypes.
           InvalidValueError: If there are no such files. During iteration, if a cell cannot be converted to the type of
             its column; the message names the file and the row.
         """
+        imported_pyarrow()  # if it is missing, the error comes here, and not in a later call
         element = files.with_client(type_of(types, "Dataset.from_csv"), client_from_path)
         paths = files.files_of(files_or_pattern, "Dataset.from_csv")
         return Dataset(CsvFiles(element, paths, delimiter=delimiter, client=client_from_path))
@@ -227,10 +229,11 @@ class Dataset(Pipeline):
           client_from_path: See `from_parquet`.
 
         Raises:
-          ImportError: During iteration, if pyarrow is not installed; the extra `arrow` includes pyarrow.
+          ImportError: If pyarrow is not installed; the extra `arrow` includes pyarrow.
           TypeMismatchError: If `element_type` is not the type of a dict.
           InvalidValueError: If there are no such files. During iteration, if an object does not match `element_type`.
         """
+        imported_pyarrow()
         element = checked_element(type_of(element_type, "Dataset.from_json_lines"))
         paths = files.files_of(files_or_pattern, "Dataset.from_json_lines")
         return Dataset(JsonLinesFiles(files.with_client(element, client_from_path), paths, client=client_from_path))
