@@ -49,6 +49,7 @@ class Membership(Generic[M]):
         self._last_turn = -math.inf
         self._has_announced = False
         self._begun, self._connect_seconds = self._members.clock(), connect_seconds
+        self._lost_at: dict[M, float] = {}
         self._missed: set[M] = set()  # the members of whose absence the log tells
         self._closed = False
         self._events: deque[object] = deque()  # the events that have been posted and have not happened yet
@@ -176,10 +177,12 @@ class Membership(Generic[M]):
     async def _ready(self) -> list[M]:
         while True:
             members = await self._found()
-            if self._members.clock() - self._begun >= self._connect_seconds:  # before, workers may still be starting
-                for member in self.members:
-                    if member.state is MemberState.AWAY:
-                        self._miss(member)
+            now = self._members.clock()
+            for member in self.members:
+                # Before, it may still be starting, and whose clients run elsewhere is told already.
+                since = self._lost_at.get(member, self._begun)
+                if member.state is MemberState.AWAY and now - since >= self._connect_seconds:
+                    self._miss(member)
             if not self._members.gap():
                 return members
             async with self._turns:  # callers proceed in the order of their calls
@@ -253,10 +256,11 @@ class Membership(Generic[M]):
             elif change.after is MemberState.WRONG and len(self.members) > 1:  # a sole member's error is raised
                 _logger.warning("Continuing without the worker at %s: %s", change.member.address, change.cause)
                 self._missed.add(change.member)
-            elif change.after is MemberState.AWAY and loss_in(change) is not None and self._members.number_ready:
-                self._miss(change.member)
+            elif change.after is MemberState.AWAY and loss_in(change) is not None:
+                self._lost_at[change.member] = self._members.clock()
             if change.after in (MemberState.READY, MemberState.REMOVED):
                 self._missed.discard(change.member)
+                self._lost_at.pop(change.member, None)
             if self._observers and not self._closed:
                 self._asker.follow(change.member)
             self._observers.tell(change)
