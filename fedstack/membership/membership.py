@@ -179,7 +179,7 @@ class Membership(Generic[M]):
             members = await self._found()
             now = self._members.clock()
             for member in self.members:
-                # Before, it may still be starting, and whose clients run elsewhere is told already.
+                # A worker may still be starting; and when one is lost, a warning names the clients that run again.
                 since = self._lost_at.get(member, self._begun)
                 if member.state is MemberState.AWAY and now - since >= self._connect_seconds:
                     self._miss(member)

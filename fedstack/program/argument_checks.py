@@ -38,17 +38,14 @@ def checked_name(name: str, value: object, default: str) -> str:
     raise InvalidValueError(f"Expected a name of printable characters as {name}, found {_shown(value)}")
 
 
-def checked_instance(name: str, value: object, kind: "type[object] | tuple[type[object], ...]", advice: str) -> None:
+def check_instance(name: str, value: object, kind: type[object], advice: str) -> None:
     """Checks the class of an argument.
 
     Raises:
       InvalidValueError: If it is of another class.
     """
     if not isinstance(value, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        raise InvalidValueError(
-            f"Expected {' or '.join(one.__name__ for one in kinds)} as {name}, found {_shown(value)}; {advice}"
-        )
+        raise InvalidValueError(f"Expected {kind.__name__} as {name}, found {_shown(value)}; {advice}")
 
 
 def _shown(value: object) -> str:

@@ -25,7 +25,7 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
 from fedstack.computations.values.containers import result_maker
 from fedstack.errors import ContextError
-from fedstack.program.argument_checks import checked_instance
+from fedstack.program.argument_checks import check_instance
 from fedstack.program.clients.states_updates import StatesUpdate, members_of, states_in, updates_of
 from fedstack.program.states.file_program_state_manager import in_thread
 from fedstack.program.value_reference import Path, ValueReference
@@ -49,7 +49,7 @@ class FederatedContext(LanguageContext):
     """
 
     def __init__(self, context: AsyncContext) -> None:
-        checked_instance("context", context, AsyncContext, "see fedstack.create_async_local_execution_context")
+        check_instance("context", context, AsyncContext, "see fedstack.create_async_local_execution_context")
         self._context = context
         # The last call that got states of clients.
         self._last_calls: WeakKeyDictionary[object, asyncio.Task[object]] = WeakKeyDictionary()

@@ -16,7 +16,7 @@ from fedstack.computations.types.language import Type
 from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
 from fedstack.executors.survivors.client_failures import ClientFailure
-from fedstack.program.argument_checks import checked_instance, checked_name, checked_path
+from fedstack.program.argument_checks import check_instance, checked_name, checked_path
 from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.saved_client_states import SavedClientStates
 from fedstack.program.clients.shard_index import ShardIndex
@@ -89,7 +89,7 @@ class ClientStates(SavedClientStates, StagedReleases):
                 "permanent. Pass both, or neither to keep states in memory"
             )
         if state_manager is not None:
-            checked_instance("state_manager", state_manager, FileProgramStateManager, "it saves states of clients")
+            check_instance("state_manager", state_manager, FileProgramStateManager, "it saves states of clients")
         if isinstance(like, Type):
             raise InvalidValueError(
                 f"Expected the first state of a client as like, found the type {like}; pass a value"

@@ -12,7 +12,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.error_text import counted, shortened, text_of
 from fedstack.foundations.number_checks import check_number
-from fedstack.program.argument_checks import checked_instance
+from fedstack.program.argument_checks import check_instance
 from fedstack.program.releases.staged_release_manager import Key, Row, StagedReleaseManager, numbers_of
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 
@@ -66,7 +66,7 @@ class MLflowReleaseManager(ClosesOnExit, StagedReleaseManager):
     ) -> None:
         if importlib.util.find_spec("mlflow") is None:
             raise ImportError('MLflow is not installed; install it with: pip install "fedstack[mlflow]"')
-        checked_instance("run_name", run_name, str, "choose a name that later processes use, too")
+        check_instance("run_name", run_name, str, "choose a name that later processes use, too")
         if not run_name or "'" in run_name:
             raise InvalidValueError(
                 f"Expected a run_name without apostrophes, found {run_name!r}; choose a name that later processes "

@@ -17,7 +17,7 @@ from fedstack.computations.types.language import ReleaseManager
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import whole_number_of
 from fedstack.foundations.value_text import describe
-from fedstack.program.argument_checks import checked_instance
+from fedstack.program.argument_checks import check_instance
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread, running_task
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_structure import named_values
@@ -63,7 +63,7 @@ class StagedReleaseManager(StagedReleases, ReleaseManager[Any, Any]):
         self._lock = threading.Lock()
         self._waits = state_manager is not None
         if state_manager is not None:
-            checked_instance("state_manager", state_manager, FileProgramStateManager, "it releases values")
+            check_instance("state_manager", state_manager, FileProgramStateManager, "it releases values")
             state_manager.release_with(self)
 
     @abc.abstractmethod

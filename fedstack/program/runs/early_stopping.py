@@ -6,7 +6,7 @@ from typing import Literal
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import check_number, check_whole_number
 from fedstack.foundations.value_text import describe
-from fedstack.program.argument_checks import checked_instance
+from fedstack.program.argument_checks import check_instance
 
 
 class EarlyStopping:
@@ -40,7 +40,7 @@ class EarlyStopping:
         if mode not in ("min", "max"):
             raise InvalidValueError(f"Expected 'min' or 'max' as mode, found {describe(mode)}")
         check_number("min_delta", min_delta)
-        checked_instance("metric", metric, str, "pass the name of a column")
+        check_instance("metric", metric, str, "pass the name of a column")
         self._metric = metric
         self._patience = max(1, check_whole_number("patience", patience, 0))
         self._min_delta = float(min_delta)

@@ -10,7 +10,7 @@ from fedstack.computations.values.sequences import MAX_SEED
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.number_checks import checked_seed
-from fedstack.program.argument_checks import checked_instance, checked_name, checked_path
+from fedstack.program.argument_checks import check_instance, checked_name, checked_path
 from fedstack.program.clients.client_states import ClientStates
 from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
 from fedstack.program.runs.run_record import RECORD, Parameter, RunRecord, check_same, checked_parameters, this_command
@@ -106,7 +106,7 @@ class Run(ClosesOnExit):
         Raises:
           InvalidValueError: If the name or the state is not valid.
         """
-        checked_instance("name", name, str, "choose a name of letters and digits")
+        check_instance("name", name, str, "choose a name of letters and digits")
         if not re.fullmatch(r"\w[\w .-]{0,99}", name) or name in (STATES, METRICS, RECORD):
             raise InvalidValueError(
                 f"Expected a name for states of clients of letters and digits, and not {STATES}, {METRICS} or "

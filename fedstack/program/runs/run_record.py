@@ -15,7 +15,7 @@ from fedstack._version import __version__
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.value_text import describe
-from fedstack.program.argument_checks import checked_instance
+from fedstack.program.argument_checks import check_instance
 from fedstack.program.states.headed_file import write_whole
 
 RECORD = "run.json"
@@ -125,7 +125,7 @@ def checked_parameters(parameters: Mapping[str, object] | None) -> dict[str, Par
     """
     found: dict[str, Parameter] = {}
     if parameters is not None:
-        checked_instance("parameters", parameters, Mapping, "pass a dictionary of numbers, strings and booleans")
+        check_instance("parameters", parameters, Mapping, "pass a dictionary of numbers, strings and booleans")
     for name, given in (parameters or {}).items():
         value = cast("np.generic", given).item() if isinstance(given, np.generic) else given
         if not isinstance(cast(object, name), str) or not isinstance(value, (int, float, str)):
