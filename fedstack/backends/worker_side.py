@@ -27,8 +27,8 @@ from fedstack.executors.base.phase_engine import PhaseEngine, PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.base.verb_executor import phases_of
 from fedstack.executors.composing_executor import ComposedPhases
-from fedstack.executors.concurrency.coroutines import SyncDriver
 from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.sync_driver import SyncDriver
 from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.folds.aggregations import FoldArguments, partial_states
 from fedstack.executors.remote.phase_results import read_result

@@ -25,7 +25,7 @@ from fedstack.contexts.in_force import InForceInBlocks
 from fedstack.contexts.invocation import Invoker
 from fedstack.contexts.progress_display import Progress, show_progress
 from fedstack.errors import FedstackError, InvalidValueError
-from fedstack.executors.concurrency.coroutines import SyncDriver
+from fedstack.executors.concurrency.sync_driver import SyncDriver
 from fedstack.executors.survivors.client_failures import ClientFailures
 from fedstack.foundations.number_checks import check_bool
 from fedstack.foundations.public_names import takes_options

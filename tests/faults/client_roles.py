@@ -67,12 +67,18 @@ def pause(lifeline: socket.socket, target: str) -> str:
     return asyncio.run(work())
 
 
-def run_one_round(lifeline: socket.socket, target: str, port: int) -> list[object]:
-    """Runs a round whose functions wait at a door; says what came of it, and what was logged."""
+def messages_logged() -> list[str]:
+    """Returns a list to which all warnings and errors that are logged from now on are added."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger().addHandler(handler)
+    return said
+
+
+def run_one_round(lifeline: socket.socket, target: str, port: int) -> list[object]:
+    """Runs a round whose functions wait at a door; says what came of it, and what was logged."""
+    said = messages_logged()
     context = fedstack.create_sync_remote_execution_context(target)
     with fedstack.use_context(context):
         return [float(mean_visit([(port, 1.0), (port, 2.0)])), said]
@@ -156,6 +162,18 @@ def consume(
     except KeyboardInterrupt:
         return {"interrupted": True}
     return {"found": found, "missing": elements.missing}
+
+
+def be_interrupted(lifeline: socket.socket, target: str, port: int) -> list[str]:
+    """Runs a round whose functions wait at a door, until Ctrl-C ends it; returns what was logged."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    said = messages_logged()
+    try:
+        with fedstack.create_sync_remote_execution_context(target):
+            mean_visit([(port, 1.0), (port, 2.0)])
+    except KeyboardInterrupt:
+        return said
+    raise AssertionError("was not interrupted")
 
 
 def fork_beside_server(lifeline: socket.socket) -> list[str]:

@@ -1,6 +1,8 @@
 """What becomes of a client's session: when the table is full, when its client is slow, when its client is gone."""
 
 import asyncio
+import os
+import signal
 import time
 
 import federated_language as fl
@@ -150,6 +152,15 @@ def test_the_work_of_a_client_that_is_killed_is_cancelled_and_its_values_are_fre
     eventually(lambda: not status_of(worker.target).session)
     after = status_of(worker.target)
     assert (after.values, after.bytes) == (0, 0)
+
+
+def test_a_call_that_ctrl_c_ends_leaves_no_session(fleet: Fleet, door: Door) -> None:
+    worker = fleet.start(lease_seconds=3600.0)
+    client = fleet.start_client("be_interrupted", target=worker.target, port=door.port)
+    eventually(lambda: client.pid and door.visitors)
+    os.kill(client.pid, signal.SIGINT)
+    assert Background(client.listen).result()["answer"] == []
+    eventually(lambda: not status_of(worker.target).session)
 
 
 def test_a_client_that_is_frozen_for_longer_than_its_lease_finds_its_session_gone(fleet: Fleet) -> None:

@@ -1,12 +1,17 @@
 """Driving coroutines from synchronous code."""
 
 import asyncio
+import signal
 import threading
 
 import pytest
 
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.coroutines import SyncDriver, need_event_loop
+from fedstack.executors.concurrency import sync_driver
+from fedstack.executors.concurrency.coroutines import need_event_loop
+from fedstack.executors.concurrency.sync_driver import SyncDriver
+
+WALL = 20.0
 
 
 @pytest.fixture
@@ -122,3 +127,28 @@ def test_a_driver_whose_loop_cannot_be_started_says_so_and_works_when_there_is_r
     thread_starts.left = 1
     _, after = driver.run(threads_before_and_after_asking_for_a_loop(), inline=inline)
     assert after != threading.get_ident()
+
+
+@pytest.mark.parametrize("waited", [WALL, 0.0])
+def test_work_that_ctrl_c_ends_is_cancelled_to_its_end_even_if_the_driver_is_closed(monkeypatch, waited):
+    monkeypatch.setattr(sync_driver, "_CANCEL_SECONDS", waited)
+    caller, ended = threading.get_ident(), threading.Event()
+
+    async def work():
+        await need_event_loop()
+        signal.pthread_kill(caller, signal.SIGINT)
+        try:
+            await asyncio.sleep(WALL)
+        finally:
+            await asyncio.sleep(0.05)  # as when a session at a worker is closed
+            ended.set()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    driver = SyncDriver()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            driver.run(work(), inline=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        driver.close()
+    assert ended.wait(0.0 if waited else WALL)
