@@ -18,7 +18,7 @@ _IN_WHEEL = Path(__file__).with_name(_PAGE)
 _IN_CHECKOUT = Path(__file__).parents[2] / "docs" / _PAGE
 
 _PARAGRAPH = re.compile(r"^### (?P<name>\w+)\n(?P<text>.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<page>[^)]+)\)")
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<page>[\w-]+)\.md[^)]*\)")
 # What commands print instead of a traceback, without a class.
 _PRINTED = re.compile(r"^fedstack(?: [\w-]+)?: error: ", re.MULTILINE)
 # The last line of a traceback, which begins with the class.
@@ -40,8 +40,9 @@ def run(error: Sequence[str]) -> int:
         close = difflib.get_close_matches(text.strip(), known, 1, cutoff=0.5)
         advice = f"did you mean {close[0]}?" if close else "write the class, such as LeafError"
         raise click.UsageError(f"expected an error of fedstack, found none in {text.strip()[:200]!r}: {advice}")
-    shown = _LINK.sub(lambda link: f"{link['text']} (docs/{link['page']})", known[name])
-    say(f"{name}: {shown}\nAll errors: docs/{_PAGE}")
+    # Who has installed a wheel has no files of the documentation, so the titles of pages must do.
+    shown = _LINK.sub(lambda link: f"{link['text']} (page {link['page']!r} of the documentation)", known[name])
+    say(f"{name}: {shown}\nAll errors: page 'errors' of the documentation")
     return SUCCESS
 
 

@@ -69,7 +69,7 @@ def test_a_class_or_a_message_leads_to_the_paragraph(arguments: list[str], capsy
     assert main(["explain-error", *arguments]) == 0
     out = capsys.readouterr().out
     assert out.startswith("LeafError: Also a `RuntimeError`. Your function raised an exception")
-    assert "an error in a function (docs/troubleshooting.md#an-error-in-a-function)" in out
+    assert "an error in a function (page 'troubleshooting' of the documentation)" in out
     assert "](" not in out
 
 
