@@ -234,9 +234,10 @@ class Invoker:
                 # The error is logged as text, because a stored log record must not keep the error's frames, and the
                 # values in these frames, alive.
                 found = f"{type(error).__name__}: {error}"
-                _logger.warning(
-                    "Retrying a computation in %.2f s after %s", pause, "the same error" if found == logged else found
-                )
+                if found != logged:
+                    _logger.warning("Retrying a computation in %.2f s after %s", pause, found)
+                else:
+                    _logger.info("Retrying a computation in %.2f s after the same error", pause)
                 logged = found
                 if call is not None:
                     call.retried(pause, error)
