@@ -32,6 +32,8 @@ Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[Pro
 _logger = logging.getLogger(__name__)
 # Clients that have run for at least this long are named in the display.
 _LONG_SECONDS = 3.0
+# How many of them are named.
+_MOST_SHOWN = 2
 
 
 @attrs.frozen
@@ -194,13 +196,15 @@ def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]
         nonlocal name
         work = counts.work()
         name = work[0].function if work else name
-        notes = [f"{counts.running} running"]
+        notes = [f"{counts.running_now(work)} running"]
         if counts.failures:
             notes.append(f"{counts.failures} failed")
         what = (counts.lost, "to run again"), (counts.moved, "moved"), (counts.twice, "run twice")
         notes += [f"{count} {name}" for count, name in what if count]
-        if work and work[0].seconds >= _LONG_SECONDS:
-            notes.append(_shown(work[0]))
+        long = [_shown(one) for one in work if one.seconds >= _LONG_SECONDS]
+        notes += long[:_MOST_SHOWN]
+        if len(long) > _MOST_SHOWN:
+            notes.append(f"and {len(long) - _MOST_SHOWN} more")
         return ProgressSnapshot(counts.done, counts.total, ", ".join(notes), printable(name))
 
     with display(name or "computation", "clients", snapshot):

@@ -750,23 +750,36 @@ def test_a_line_says_how_many_clients_are_done_failed_and_elsewhere(
     )
 
 
+SHORT = RunningClients(9, 1, "evaluate", 0.1)
+LONG = RunningClients(7, 1, "train", 8.4)
+OF_BLOCK = RunningClients(12, 4, "train", 5.0, client=13)
+
+
 @pytest.mark.parametrize(
     ("work", "note"),
     [
-        (RunningClients(7, 1, "train", 8.4), "train: 2 of 10 clients done, 4 running, client 7 for 8 s"),
-        (RunningClients(8, 8, "train", 75.0), "train: 2 of 10 clients done, 4 running, clients 8 to 15 for 75 s"),
-        (RunningClients(0, 0, "update", 8.4), "update: 2 of 10 clients done, 4 running, the server for 8 s"),
-        (RunningClients(7, 1, "train\x1b[2J", 0.4), "train\\x1b[2J: 2 of 10 clients done, 4 running"),
+        ([LONG, SHORT], "train: 2 of 10 clients done, 2 running, client 7 for 8 s"),
+        (
+            [RunningClients(8, 8, "train", 75.0), SHORT],
+            "train: 2 of 10 clients done, 4 running, clients 8 to 15 for 75 s",
+        ),
+        ([LONG, OF_BLOCK], "train: 2 of 10 clients done, 2 running, client 7 for 8 s, client 13 for 5 s"),
+        (
+            [LONG, OF_BLOCK, LONG, LONG],
+            "train: 2 of 10 clients done, 4 running, client 7 for 8 s, client 7 for 8 s, and 2 more",
+        ),
+        ([RunningClients(0, 0, "update", 8.4), SHORT], "update: 2 of 10 clients done, 1 running, the server for 8 s"),
+        ([RunningClients(7, 1, "train\x1b[2J", 0.4), SHORT], "train\\x1b[2J: 2 of 10 clients done, 2 running"),
     ],
 )
 def test_a_line_names_the_function_that_runs_and_who_has_run_for_long(
-    work: RunningClients, note: str, monkeypatch: pytest.MonkeyPatch
+    work: list[RunningClients], note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, shown = io.StringIO(), threading.Event()
 
     class Busy:
         def work(self) -> list[RunningClients]:
-            return [work, RunningClients(9, 1, "evaluate", 0.1)]
+            return work
 
     class Lines(LineDisplay):
         def show(self, snapshot: ProgressSnapshot) -> None:

@@ -7,7 +7,7 @@ import heapq
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -49,7 +49,7 @@ class ProgressCounts:
     Attributes:
       total: The number of clients of the phases that have begun.
       done: The number of clients that are done.
-      running: The number of clients that are running.
+      running: The number of clients that have started and not ended.
       failures: The number of clients that failed.
       lost: The number of clients that ran again, or will, because their worker was lost.
       moved: The number of clients that moved from a busy worker to an idle one before they ran.
@@ -139,6 +139,16 @@ class ProgressCounts:
             workers = list(self._workers)
         found = [work for worker in workers for work in worker.work()]
         return heapq.nlargest(_MOST_WORK, found, key=lambda work: work.seconds)
+
+    def running_now(self, work: Sequence[RunningClients]) -> int:
+        """Returns how many clients run at this moment. Those of a block start together, and run one after the other.
+
+        Args:
+          work: What `work` returned.
+        """
+        if not work or len(work) == _MOST_WORK:  # there may be more
+            return self.running
+        return min(self.running, sum(one.clients if one.client is None else 1 for one in work))
 
     def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0, given_up: int = 0) -> None:
         with self._lock:

@@ -271,7 +271,7 @@ class ExecutorExtensions:
                     first_client=phase.clients.start,
                     clients=len(phase.clients),
                     done=counts.done,
-                    running=counts.running,
+                    running=counts.running_now(counts.work()),
                     failed=counts.failures,
                     handed_in=phase.handed_in,
                     left=phase.left,
