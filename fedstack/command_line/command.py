@@ -54,7 +54,8 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
     click.version_option(version, message="%(prog)s %(version)s")(group)
     context: click.Context | None = None
     try:
-        with group.make_context("fedstack", list(sys.argv[1:] if arguments is None else arguments)) as context:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        with group.make_context("fedstack", given or ["--help"]) as context:
             code: int = group.invoke(context)
             sys.stdout.flush()
             return code

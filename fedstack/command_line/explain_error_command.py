@@ -50,7 +50,10 @@ def _named(text: str, known: dict[str, str]) -> str | None:
     """Returns the class that a traceback ends with, or else the first class in the text, or else that of a command."""
     raised = [each["name"] for each in _RAISED.finditer(text) if each["name"] in known]
     words = [*raised[-1:], *re.findall(r"\w+", text), *("UsageError" for _ in _PRINTED.finditer(text))]
-    return next((word for word in words if word in known), None)
+    typed = text.strip().lower()
+    return next(
+        (word for word in words if word in known), next((each for each in known if each.lower() == typed), None)
+    )
 
 
 COMMAND = subcommand(
@@ -58,5 +61,5 @@ COMMAND = subcommand(
     run,
     "Explain an error: what happened, why, and what to do.",
     [click.Argument(["error"], nargs=-1, required=True, metavar="ERROR")],
-    more="ERROR is the name of its class, its message, or - for a traceback on standard input.",
+    more="ERROR is the name of its class, with or without its message, or - for a traceback on standard input.",
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, cast
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_C = TypeVar("_C")
 
 # The current names of options, by names that other libraries or earlier versions use.
 _OTHER_NAMES = {"max_threads": "max_concurrent_clients"}
@@ -47,6 +48,13 @@ def takes_options(options: type | None = None, **defaults: object) -> Callable[[
         return cast(_F, checked)
 
     return decorate
+
+
+def refuses_others(cls: type[_C]) -> type[_C]:
+    """Returns a class of options, such as one of attrs, which rejects unknown options like `takes_options`."""
+    init: Any = vars(cls)["__init__"]
+    type.__setattr__(cls, "__init__", takes_options()(init))
+    return cls
 
 
 def defaults_of(*functions: Callable[..., object]) -> dict[str, Any]:

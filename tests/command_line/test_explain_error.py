@@ -63,7 +63,8 @@ def test_what_a_command_prints_leads_to_a_paragraph(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["LeafError"], ["fedstack.errors.LeafError:", "'f' raised", "ValueError"], ["a LeafError of mine"]]
+    "arguments",
+    [["LeafError"], ["fedstack.errors.LeafError:", "'f' raised", "ValueError"], ["a LeafError of mine"], ["leaferror"]],
 )
 def test_a_class_or_a_message_leads_to_the_paragraph(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain-error", *arguments]) == 0

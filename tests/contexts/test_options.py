@@ -38,9 +38,9 @@ def test_help_says_what_each_option_does(make):
     assert "**options" not in text
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", [*ALL, fedstack.ClientFailures, fedstack.RetryPolicy])
 def test_an_unknown_option_is_refused_with_the_one_that_was_meant(make):
-    known = next(name for name in inspect.signature(make).parameters if name.endswith(("clients", "seconds")))
+    known = next(name for name in inspect.signature(make).parameters if name.endswith(("clients", "seconds", "pause")))
     with pytest.raises(
         TypeError, match=f"^Expected no options other than .*{known}.*, found {known[:-1]}; write {known}$"
     ):

@@ -17,6 +17,7 @@ from fedstack.foundations.number_checks import (
     whole_number_of,
     whole_number_validator,
 )
+from fedstack.foundations.public_names import refuses_others
 from fedstack.foundations.value_text import describe
 
 _REPR_BYTES = 100
@@ -55,6 +56,7 @@ def _check_replay(_: object, attribute: "attrs.Attribute[Any]", value: object) -
         )
 
 
+@refuses_others
 @attrs.frozen(kw_only=True)
 class ClientFailures:
     """A policy for clients that fail: how many may fail before a call ends with an error.

@@ -11,6 +11,7 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.executors.factories import local_executor_factory
+from fedstack.foundations.public_names import refuses_others
 from fedstack.service.cluster.task import ClusterTask, task_of
 from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
@@ -45,6 +46,7 @@ def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]
     return found
 
 
+@refuses_others
 @attrs.frozen
 class ServerConfig:
     """The configuration of a `Server` and its services. The cluster definition determines the port.

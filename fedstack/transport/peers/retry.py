@@ -8,8 +8,10 @@ from attrs.validators import optional
 
 from fedstack.foundations.draws import draw_seconds
 from fedstack.foundations.number_checks import check_bool, number_validator, whole_number_validator
+from fedstack.foundations.public_names import refuses_others
 
 
+@refuses_others
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
     """A policy for retries: the number of attempts, and the pauses between them.
