@@ -86,6 +86,12 @@ def updates_of(arg: object, parameter: Type | None, result: Type) -> list[States
             updates.append(StatesUpdate(states, ids, path))
         elif clients and not any(len(value) for value, _ in clients):
             updates.append(StatesUpdate(None, [], path))
+        elif given:
+            types = " or ".join(str(states.state_type) for states, _ in given)
+            raise InvalidComputationError(
+                f"Expected states of the type {types} at the clients in the result {result}, found {member}; return "
+                "states as they were given, or pass an example of the other type as like"
+            )
         else:
             raise _not_seen(result)
     return updates

@@ -41,6 +41,16 @@ def step(controls, xs):
     return fl.federated_sum(changed), changed
 
 
+@fedstack.python_computation(np.float32, np.int32)
+def whole(state):
+    return np.int32(state)
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def counted(states):
+    return fl.federated_map(whole, states)
+
+
 def in_folder(folder: Path, like: object = FIRST, **options) -> tuple[FileProgramStateManager, ClientStates]:
     manager = FileProgramStateManager(folder / "program", **options)
     return manager, ClientStates(folder / "controls", like=like, state_manager=manager)
@@ -419,6 +429,8 @@ def test_values_of_clients_that_are_no_states_are_refused_in_a_program(in_progra
         states = ClientStates(like=FIRST)
         with pytest.raises(InvalidComputationError, match="one kind for all clients"):
             step([*states.select(["a"]), FIRST], [1.0, 1.0])
+        with pytest.raises(InvalidComputationError, match="^Expected states of the type float32.* found int32; return"):
+            counted(ClientStates(like=np.float32(0)).select(["a"]))
 
     asyncio.run(run())
 
