@@ -40,8 +40,9 @@ def naming_the_worker(error: _E, stub: ExecutorStub) -> _E | FedstackError:
     """
     if not isinstance(error, (CarrierError, ResourceLimitError)):
         return error
-    if isinstance(error, ResourceLimitError) and not isinstance(error.__cause__, RemoteTraceback):
-        return error  # a limit of this process
+    is_remote = isinstance(error.__cause__, RemoteTraceback)
+    if not is_remote and (isinstance(error, ResourceLimitError) or error.__cause__ is not None):
+        return error  # a limit of this process, or a function that no worker would get, as it cannot be pickled
     kind = CarrierError if isinstance(error, CarrierError) else ResourceLimitError
     named = kind(f"{error}; this is a restriction of the worker at {stub.address}")
     named.executor_path = error.executor_path

@@ -56,6 +56,25 @@ def at_clients(pool: WorkerPool, function: Callable[[int], int], values: list[in
         context.close()
 
 
+def test_a_function_that_no_worker_could_get_is_not_put_down_to_one_of_them(pool: WorkerPool) -> None:
+    lock = threading.Lock()
+
+    @fedstack.python_computation(np.int64)
+    def locked(x: np.int64) -> np.int64:
+        with lock:
+            return x
+
+    @fl.federated_computation(CLIENT_INTS)
+    def lock_all(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(locked, values))
+
+    with (
+        fedstack.create_sync_remote_execution_context(pool),
+        pytest.raises(errors.CarrierError, match="such as locks and open files$"),
+    ):
+        lock_all([1, 2])
+
+
 def test_each_worker_of_a_pool_takes_its_share(pool: WorkerPool, tmp_path: Path) -> None:
     folder, wall = str(tmp_path), WALL
 
