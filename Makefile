@@ -33,9 +33,6 @@ BETWEEN := $(WAITING) $(addprefix tests/,backends data observe program testing t
 matrix-3.11 matrix-3.12: NOT_CORE += $(BETWEEN)
 matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 
-# On several cores. A process that has run its share takes tests of another: some files take many times as long as others.
-SIDE_BY_SIDE := --dist worksteal -n
-
 # Tests start hundreds of processes, and each starts half as slowly again where no bytecode is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -56,8 +53,8 @@ JAX_TESTS := $(wildcard tests/computations/leaves/xla/test_*.py tests/service/te
 	tests/computations/values/test_example_types.py
 
 test: .venv/.installed-dev ## run the tests on all cores, all but those that take long
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) auto $(JAX_TESTS:%=--ignore=%)
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) 2 $(JAX_TESTS)
+	$(BIN)/python -m pytest -q -n auto $(JAX_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n 2 $(JAX_TESTS)
 
 # What runs over streams in `make test`, and is to be the same over gRPC.
 TRANSPORTS := $(FAULTS) tests/backends tests/executors tests/service
@@ -66,9 +63,9 @@ TRANSPORTS := $(FAULTS) tests/backends tests/executors tests/service
 JAX_STACKS := local or composed or processes or lost
 
 long: .venv/.installed-dev ## run the tests that take long, on all cores, others over gRPC, and some with JAX functions
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) auto -m "long and not soak" $(JAX_TESTS:%=--ignore=%)
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) 2 -m "long and not soak" $(JAX_TESTS)
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) auto --transport grpc -m "not slow and not long and not soak" $(TRANSPORTS) \
+	$(BIN)/python -m pytest -q -n auto -m "long and not soak" $(JAX_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n 2 -m "long and not soak" $(JAX_TESTS)
+	$(BIN)/python -m pytest -q -n auto --transport grpc -m "not slow and not long and not soak" $(TRANSPORTS) \
 		$(JAX_TESTS:%=--ignore=%)
 	$(BIN)/python -m pytest -q --leaves jax -m "not slow" -k "$(JAX_STACKS)" tests/executors/test_conformance.py
 
