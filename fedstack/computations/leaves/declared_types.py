@@ -45,7 +45,7 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
     if len(types) != len(parameters):
         raise InvalidComputationError(
             f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found "
-            f"{len(types)}; {_advice_on_number(parameters, len(types), name)}"
+            f"{len(types)}; {_advice_on_number(parameters, types, name)}"
         )
     if not types:
         return None
@@ -69,9 +69,13 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
     return struct
 
 
-def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, name: str) -> str:
+def _advice_on_number(
+    parameters: Mapping[str, inspect.Parameter], types: "Sequence[object] | Mapping[str, object]", name: str
+) -> str:
     """Returns advice for declarations whose number of types differs from the number of parameters."""
-    found = list(parameters.values())
+    found, number = list(parameters.values()), len(types)
+    if isinstance(types, tuple) and types and isinstance(types[-1], list):
+        return "a pair of a dtype and a shape is read as two types: write fl.TensorType(dtype, shape)"
     several = next((parameter for parameter in found if parameter.kind is parameter.VAR_POSITIONAL), None)
     if several is not None and number > len(found):
         # A list of several types is the same as one struct type, whose value *args would receive as a single argument.

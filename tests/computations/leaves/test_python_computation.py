@@ -113,6 +113,11 @@ def keyword_only(x, *, y):
         ([np.int32], lambda x, y: x, "Expected one parameter type for each of the 2 parameters of '<lambda>', found 1"),
         (None, lambda x: x, "Expected one parameter type for each of the 1 parameters of '<lambda>', found 0"),
         (
+            (np.float32, [3]),
+            lambda x: x,
+            "found 2; a pair of a dtype and a shape is read as two types: write fl.TensorType",
+        ),
+        (
             {"x": np.int32, "z": np.int32},
             lambda x, y: x,
             r"for the parameters \['x', 'y'\] .* types for \['x', 'z'\]",
