@@ -110,10 +110,32 @@ def test_a_recipe_draws_its_picture_and_says_what_it_has_found(
     errors = (tmp_path / "stderr").read_text(encoding="utf-8")
     assert code == 0, errors
     assert "Traceback" not in errors
-    assert re.fullmatch(r"[A-Za-z].* \d.*[^.]", (tmp_path / "stdout").read_text(encoding="utf-8").splitlines()[-1])
+    *_, found, where = (tmp_path / "stdout").read_text(encoding="utf-8").splitlines()
+    assert re.fullmatch(r"[A-Za-z].* \d.*[^.]", found)
     [picture] = pictures_in(folder / "made", name)
+    assert where == f"picture: made/{picture.name}"
     assert picture.stat().st_size > 2_000
     assert [path.name for path in folder.iterdir()] == ["made"]  # nothing is left elsewhere
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "age,sick\n", "sick,age\n50,1\n", "age\n1\n", "age,sick\n50\n", "age,sick\n?,1\n", "age,sick\nnan,1\n"]
+    + [f"age,sick\n50,{label}\n" for label in ("yes", "-1", "0.5", "inf")],
+)
+def test_an_own_file_that_cannot_be_used_is_named(run: Callable[..., int], text: str, tmp_path: Path) -> None:
+    (folder := tmp_path / "files").mkdir()
+    (folder / "good.csv").write_text("age,sick\n50,1\n40,0\n", encoding="utf-8")
+    (folder / "wrong.csv").write_text(text, encoding="utf-8")
+    assert run(folder, RECIPES["fedavg_own_files"], "--data", str(folder)) == 2
+    said = (tmp_path / "stderr").read_text(encoding="utf-8")
+    assert f"error: {folder / 'wrong.csv'}: " in said
+
+
+def test_a_folder_without_files_is_named(run: Callable[..., int], tmp_path: Path) -> None:
+    (folder := tmp_path / "here").mkdir()
+    assert run(folder, RECIPES["fedavg_own_files"], "--data", "nowhere") == 2
+    assert "error: found no *.csv in nowhere\n" in (tmp_path / "stderr").read_text(encoding="utf-8")
 
 
 def test_ctrl_c_ends_a_run_without_a_traceback_and_says_how_it_goes_on(tmp_path: Path) -> None:
