@@ -18,28 +18,28 @@ from fedstack.program import FederatedContext, PlotReleaseManager, Run, TableDat
 
 PER_ROUND, STEPS, RATE, SEED = 10, 10, np.float32(0.3), 0
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=20)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=20, help="how many rounds, with those that are there (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for run and picture (%(default)s)")
 options = parser.parse_args()
-x, y = (array.astype(np.float32) for array in load_digits(return_X_y=True))
+x, y = np.float32(load_digits().data / 16), np.int32(load_digits().target)
 held_out, rest = np.split(np.random.default_rng(SEED).permutation(len(y)), [360])
 split = DirichletPartitioner(20, alpha=0.3).partition(y[rest], seed=SEED)
-source = TableDataSource({"c": split.owners, "x": x[rest] / 16, "y": y[rest].astype(np.int32)}, "c", seed=SEED)
-MODEL, ROWS = (np.float32, [64, 10]), source.federated_type.member
+source = TableDataSource({"c": split.owners, "x": x[rest], "y": y[rest]}, "c", seed=SEED)
+MODEL, ROWS = (np.float32, [x.shape[1], 1 + int(y.max())]), source.federated_type.member
 
 
 @fedstack.python_computation([MODEL, ROWS], {"model": MODEL, "rows": np.float32})
 def train_on_client(model, rows):
     for _ in range(STEPS):
         odds = np.exp(rows["x"] @ model)
-        error = odds / odds.sum(axis=1, keepdims=True) - np.eye(10, dtype=np.float32)[rows["y"]]
+        error = odds / odds.sum(axis=1, keepdims=True) - np.eye(len(odds[0]), dtype=np.float32)[rows["y"]]
         model = model - RATE * rows["x"].T @ error / np.float32(len(error))
     return {"model": model, "rows": np.float32(len(rows["y"]))}
 
 
 @fedstack.python_computation([MODEL], np.float32)
 def accuracy_of(model):
-    return ((x[held_out] / 16 @ model).argmax(axis=1) == y[held_out]).mean(dtype=np.float32)
+    return ((x[held_out] @ model).argmax(axis=1) == y[held_out]).mean(dtype=np.float32)
 
 
 @fl.federated_computation(fl.FederatedType(MODEL, fl.SERVER), fl.FederatedType(ROWS, fl.CLIENTS))
@@ -50,10 +50,10 @@ def train_round(model, rows):
 
 
 async def train():
-    with Run(options.out / "checkpointed_fedavg", seed=SEED) as run:
-        plot = PlotReleaseManager(options.out / "checkpointed_fedavg.svg", state_manager=run.states)
-        metrics = fl.program.GroupingReleaseManager([run.metrics, plot])
-        state = {"model": np.zeros((64, 10), np.float32), "clients": source.iterator()}
+    with Run(folder := options.out / "checkpointed_fedavg", seed=SEED) as run:
+        picture = PlotReleaseManager(f"{folder}.svg", state_manager=run.states)
+        metrics = fl.program.GroupingReleaseManager([run.metrics, picture])
+        state = {"model": np.zeros(MODEL[1], np.float32), "clients": source.iterator()}
         found, last = await run.states.load_latest(state)
         state = found or state
         for number in range(last + 1, options.rounds + 1):
@@ -61,7 +61,7 @@ async def train():
             await metrics.release({"accuracy": accuracy}, number)
             await run.states.save(state, number)
             print(run.metrics.rows()[-1], flush=True)
-    print("accuracy {accuracy:.2f} after {round} rounds;".format(**run.metrics.rows()[-1]), last, "of them were there")
+    print("accuracy {accuracy:.2f} after {round} rounds\npicture:".format(**run.metrics.rows()[-1]), f"{folder}.svg")
 
 
 fl.framework.set_default_context(FederatedContext(fedstack.create_async_local_execution_context()))

@@ -17,8 +17,8 @@ import fedstack
 from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=20)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=20, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 CLIENTS, CLIP, NOISE, DELTA, (x, y) = 300, 1.0, 4.0, 1e-3, load_digits(return_X_y=True)
 x, y = np.insert(x / 16, 0, 1, axis=1).astype(np.float32), y.astype(np.int32)
@@ -63,7 +63,7 @@ for z in (0, NOISE):
 axes.legend()
 axes.locator_params(axis="x", integer=True)
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "clipping_and_noise.svg")
+figure.savefig(picture := options.out / "clipping_and_noise.svg")
 spent = f"epsilon {epsilon(NOISE, options.rounds):.2f} at delta {DELTA}"
 without, private = (f"{line.get_ydata()[-1]:.2f}" for line in axes.lines)
-print(f"accuracy {private} after {options.rounds} rounds with {spent}; without noise {without}")
+print(f"accuracy {private} after {options.rounds} rounds with {spent}; without noise {without}\npicture: {picture}")

@@ -17,11 +17,10 @@ import fedstack
 from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=40)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=40, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
-x, y = load_digits(return_X_y=True)
-x, y = np.insert(x / 16, 0, 1, axis=1).astype(np.float32), y.astype(np.int32)
+x, y = np.float32(np.insert(load_digits().data / 16, 0, 1, axis=1)), np.int32(load_digits().target)
 test, train = np.split(np.random.default_rng(0).permutation(len(y)), [360])
 clients = DirichletPartitioner(20, alpha=0.3).partition(y[train], seed=0).split({"x": x[train], "y": y[train]})
 MODEL, ROWS = (np.float32, [650]), {"x": (np.float32, [None, 65]), "y": (np.int32, [None]), "codec": np.str_}
@@ -66,4 +65,5 @@ for codec in ("32 bits", "8 bits", "top 5 %"):
     print(f"{codec}: accuracy {curve[-1][1]:.2f} after {options.rounds} rounds, with {total:,} bytes from clients")
 axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "compressed_changes.svg")
+figure.savefig(picture := options.out / "compressed_changes.svg")
+print("picture:", picture)

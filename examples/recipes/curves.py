@@ -20,8 +20,8 @@ SEEDS, STEPS, RATE, (X, Y) = 3, 10, np.float32(0.5), load_digits(return_X_y=True
 MODEL, ROWS = (np.float32, [64, 10]), {"x": (np.float32, [None, 64]), "y": (np.int32, [None])}
 GIVEN = [MODEL, MODEL, np.float32]
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=40)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=40, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 
@@ -72,4 +72,5 @@ for name in ("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi"):
     print(f"{name}: accuracy {last.mean():.3f} on average of {SEEDS} seeds, {last.min():.3f} to {last.max():.3f}")
 axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "curves.svg")
+figure.savefig(picture := options.out / "curves.svg")
+print("picture:", picture)

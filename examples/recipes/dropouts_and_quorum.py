@@ -21,8 +21,8 @@ STEPS, RATE, MODEL, KINDS = 10, np.float32(0.3), (np.float32, [64, 10]), ("done"
 WORK = {"x": (np.float32, [None, 64]), "y": (np.int32, [None]), "broken": np.float32, "seconds": np.float32}
 FAILURES = fedstack.ClientFailures(tolerate=0.5, min_clients=10, enough=0.8, retries=1)
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=15)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=15, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 
@@ -65,5 +65,5 @@ axes = Figure((6.4, 4), layout="constrained").add_subplot(xlabel="round", ylabel
 axes.stackplot(range(1, options.rounds + 1), np.transpose(history), labels=KINDS, step="mid", colors=("C0", "C1", "C3"))
 axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
 options.out.mkdir(parents=True, exist_ok=True)
-axes.figure.savefig(options.out / "dropouts_and_quorum.svg")
-print(f"accuracy {accuracy:.2f} after {options.rounds} rounds; done, late, failed: {np.sum(history, axis=0)}")
+axes.figure.savefig(picture := options.out / "dropouts_and_quorum.svg")
+print(f"accuracy {accuracy:.2f} after {number} rounds; done, late, failed: {np.sum(history, 0)}\npicture: {picture}")

@@ -17,9 +17,9 @@ from fedstack.data.partition import DirichletPartitioner
 CLIENTS, STEPS, RATE, MODEL = 30, 10, np.float32(0.3), (np.float32, [64, 10])
 ROWS = {"x": (np.float32, [None, 64]), "y": (np.int32, [None])}
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=30)
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
+parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 
@@ -55,15 +55,15 @@ model, axes = np.zeros((64, 10), np.float32), Figure(figsize=(6.4, 4), layout="c
 for number in range(1, options.rounds + 1):
     model, mean, each = train_and_evaluate(model, training, held_out)
     if number in (1, 5, options.rounds):
-        print(
-            f"round {number}: mean {mean:.2f}, quartiles of the clients", np.quantile(each, [0.25, 0.5, 0.75]).round(2)
-        )
+        print(f"round {number}: mean {mean:.2f}, quartiles", np.quantile(each, [0.25, 0.5, 0.75]).round(2))
         axes.plot(np.sort(each), ".-", label=f"round {number}: mean {mean:.2f}")
 for k in np.argsort(each)[:3]:
     print(f"client {k}: accuracy {each[k]:.2f} on {len(held_out[k]['y'])} rows of digits {np.unique(held_out[k]['y'])}")
-axes.legend(title="accuracy of each client, in ascending order")
+axes.set(xlabel="clients, in the order of their accuracy", ylabel="accuracy on own held-out digits")
+axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
-axes.figure.savefig(options.out / "evaluation_per_client.svg")
+axes.figure.savefig(picture := options.out / "evaluation_per_client.svg")
 print(
     f"accuracy {mean:.2f} after {options.rounds} rounds; {min(each):.2f} to {max(each):.2f} for the {CLIENTS} clients"
 )
+print("picture:", picture)

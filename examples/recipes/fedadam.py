@@ -19,9 +19,9 @@ CLIENTS, PER_ROUND, STEPS, RATE, BATCH = 20, 10, 5, np.float32(0.1), 16
 SERVER_RATE, TAU = np.float32(0.1), np.float32(1e-3)
 MODEL, ROWS = (np.float32, [64, 10]), {"x": (np.float32, [None, 64]), "y": (np.int32, [None])}
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=30)
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
+parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 
@@ -64,6 +64,6 @@ for name in ("FedAvg", "FedAdam", "FedYogi"):
 axes.set(xlabel="round", ylabel="accuracy on held-out digits")
 axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
-axes.figure.savefig(options.out / "fedadam.svg")
+axes.figure.savefig(picture := options.out / "fedadam.svg")
 found = "; ".join(f"{name} {accuracy}" for name, accuracy in last.items())
-print(f"accuracy after {options.rounds} rounds (mean of 5): {found}")
+print(f"accuracy after {options.rounds} rounds (mean of 5): {found}\npicture: {picture}")

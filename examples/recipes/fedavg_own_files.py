@@ -1,7 +1,6 @@
-"""FedAvg on a folder of CSV files, one for each client (McMahan et al., 2017).
+"""FedAvg on a folder of CSV files, one for each client: model = sum_k n_k / n * model_k (McMahan et al., 2017).
 
-In each round, clients train the model on their rows, and the server averages: model = sum_k n_k / n * model_k, where
-client k has n_k rows. A file has a line of names, and columns of numbers, of which the last one is the class, from 0.
+A file has a line of names, and columns of numbers, of which the last one is the class, from 0. Client k has n_k rows.
 """
 
 import argparse
@@ -17,26 +16,28 @@ from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", type=Path, help="the folder with the files; without, one is made of digits")
-parser.add_argument("--rounds", type=int, default=30)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
-
-
-def write_example(folder):
-    folder.mkdir(parents=True, exist_ok=True)
-    pixels, digits = load_digits(return_X_y=True)
-    style = {"fmt": "%g", "delimiter": ",", "header": ",".join([*map(str, range(64)), "digit"]), "comments": ""}
-    for number, rows in enumerate(DirichletPartitioner(20, alpha=0.3).partition(digits, seed=0)):
-        np.savetxt(folder / f"{number:02}.csv", np.column_stack([pixels[rows] / 16, digits[rows]]), **style)
-    return folder
-
-
-files = sorted((options.data or write_example(options.out / "clients")).glob("*.csv"))
-tables = [np.loadtxt(path, np.float32, delimiter=",", skiprows=1, ndmin=2) for path in files]
-clients = [{"x": np.insert(table[:, :-1], 0, 1, axis=1), "y": table[:, -1].astype(np.int32)} for table in tables]
+if not options.data:
+    (folder := options.out / "clients").mkdir(parents=True, exist_ok=True)
+    data, names = np.column_stack(load_digits(return_X_y=True)) / ([16] * 64 + [1]), [*map(str, range(64)), "digit"]
+    for number, rows in enumerate(DirichletPartitioner(20, alpha=0.3).partition(data[:, -1], seed=0)):
+        np.savetxt(folder / f"{number:02}.csv", data[rows], "%g", ",", header=",".join(names), comments="")
+files = sorted((options.data or folder).glob("*.csv")) or parser.error(f"found no *.csv in {options.data}")
+names, clients = [*np.loadtxt(files[0], str, delimiter=",", comments=None, max_rows=1, ndmin=1)], []
+for path in files:
+    try:
+        head, *cells = np.loadtxt(path, str, delimiter=",", comments=None, ndmin=2)
+        rows = np.array(cells, np.float32)
+    except ValueError as error:
+        parser.error(f"{path}: {error}")
+    if [*head] != names or not cells or not np.isfinite(rows).all() or (rows[:, -1] != abs(rows[:, -1] // 1)).any():
+        parser.error(f"{path}: expected the columns of {files[0]}, and rows of numbers that end with a class 0, 1, …")
+    clients.append({"x": np.insert(rows[:, :-1], 0, 1, axis=1), "y": rows[:, -1].astype(np.int32)})
 training = [{name: np.delete(rows, np.s_[::5], axis=0) for name, rows in client.items()} for client in clients]
 held_out = {name: np.concatenate([client[name][::5] for client in clients]) for name in ("x", "y")}
-FEATURES, CLASSES = clients[0]["x"].shape[1], 1 + max(int(client["y"].max()) for client in clients)
+FEATURES, CLASSES = len(names), 1 + max(int(client["y"].max()) for client in clients)
 MODEL, ROWS = (np.float32, [FEATURES, CLASSES]), {"x": (np.float32, [None, FEATURES]), "y": (np.int32, [None])}
 
 
@@ -61,9 +62,8 @@ for number in range(1, options.rounds + 1):
     model = train_round(model, training)
     curve.append(float(((held_out["x"] @ model).argmax(axis=1) == held_out["y"]).mean()))
     print(f"round {number}: accuracy {curve[-1]:.3f}")
-axes = Figure(figsize=(6.4, 4), layout="constrained").subplots()
+axes = Figure((6.4, 4), layout="constrained").add_subplot(xlabel="round", ylabel="accuracy on held-out rows")
 axes.plot(range(1, options.rounds + 1), curve, ".-")
-axes.set(xlabel="round", ylabel="accuracy on held-out rows")
 options.out.mkdir(parents=True, exist_ok=True)
-axes.figure.savefig(options.out / "fedavg_own_files.svg")
-print(f"accuracy {curve[-1]:.2f} on held-out rows after {options.rounds} rounds, with {len(clients)} clients")
+axes.figure.savefig(picture := options.out / "fedavg_own_files.svg")
+print(f"accuracy {curve[-1]:.2f} after {options.rounds} rounds, with {len(clients)} clients\npicture: {picture}")

@@ -17,8 +17,8 @@ import fedstack
 from fedstack.data.partition import LinearPartitioner
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=16)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=16, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 values = load_breast_cancer().data[:, 0]  # the radii of 569 tumors
@@ -55,7 +55,8 @@ for share, quantile in zip(QUANTILES, middle):
     axes.axvline(quantile, color="k", linewidth=1)
     axes.text(quantile, histogram.max(), f"{share:.0%} ", rotation=90, ha="right", va="top")
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "federated_analytics.svg")
+figure.savefig(picture := options.out / "federated_analytics.svg")
 error = np.abs(middle - np.quantile(values, QUANTILES, method="inverted_cdf")).max()
 found = ", ".join(f"{share:.0%} {quantile:.2f}" for share, quantile in zip(QUANTILES, middle))
 print(f"quantiles of {histogram.sum()} radii after {options.rounds} rounds: {found}, off by {error:.1g}")
+print("picture:", picture)

@@ -18,9 +18,9 @@ CLIENTS, PER_ROUND, STEPS, RATE, MOMENTUM, SLOW = 20, 10, 20, np.float32(0.1), n
 MODEL = [(np.float32, [64, 32]), (np.float32, [32, 10])]
 WORK = {"x": (np.float32, [None, 64]), "y": (np.int32, [None]), "batches": (np.int32, [None, 16])}
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=25)
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=25, help="how many rounds (%(default)s)")
+parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 
@@ -60,10 +60,10 @@ for name, mu in (("FedAvg without slow clients", 0.0), ("FedAvg with their model
         kept = [k for k in ids if steps[k] == STEPS or "without" not in name] or ids
         model = train_round([model, mu], [{**clients[k], "batches": drawn[k]} for k in kept])
         curve.append(((np.maximum(x[held_out] / 16 @ model[0], 0) @ model[1]).argmax(axis=1) == y[held_out]).mean())
-    last[name] = np.mean(curve[-10:])
+    last[name] = f"{name} {np.mean(curve[-10:]):.3f}"
     print(name, *(f"{accuracy:.2f}" for accuracy in curve))
     axes.plot(range(1, options.rounds + 1), curve, ".-", label=name)
 axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize="small")  # above all curves
 options.out.mkdir(parents=True, exist_ok=True)
-axes.figure.savefig(options.out / "fedprox.svg")
-print("accuracy (mean of 10 rounds):", "; ".join(f"{name} {accuracy:.3f}" for name, accuracy in last.items()))
+axes.figure.savefig(picture := options.out / "fedprox.svg")
+print(f"accuracy (mean of 10 rounds): {'; '.join(last.values())}\npicture: {picture}")

@@ -21,9 +21,9 @@ import fedstack
 from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--gpus", type=int, default=2, help="the number of workers")
-parser.add_argument("--rounds", type=int, default=15)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--gpus", type=int, default=2, help="the number of workers (%(default)s)")
+parser.add_argument("--rounds", type=int, default=15, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 x, y = load_digits(return_X_y=True)
 x, y, random = np.insert(x / 16, 0, 1, axis=1).astype(np.float32), y.astype(np.int32), np.random.default_rng(0)
@@ -64,6 +64,6 @@ with tempfile.TemporaryDirectory() as folder:
 axes = (figure := Figure(figsize=(6.4, 2.4), layout="constrained")).add_subplot(xlabel="clients trained")
 axes.barh(*np.unique(np.array(devices, str), return_counts=True))
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "gpu_per_worker.svg")
+figure.savefig(picture := options.out / "gpu_per_worker.svg")
 where = "each on its GPU" if all(b"gpu" in name for name in devices) else "on the CPU, as JAX found no GPU"
-print(f"accuracy {accuracy:.2f} after {options.rounds} rounds on {len(set(devices))} workers, {where}")
+print(f"accuracy {accuracy:.2f} after {number} rounds on {len(set(devices))} workers, {where}\npicture: {picture}")

@@ -18,9 +18,9 @@ import fedstack
 from fedstack.data.partition import IidPartitioner
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=12, help="the most letters of a word")
-parser.add_argument("--least", type=int, default=8, help="how many of 30 clients have a word")
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=12, help="the most letters of a word (%(default)s)")
+parser.add_argument("--least", type=int, default=8, help="how many of 30 clients have a word (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 MOST, LONGEST, LETTERS = 200, 24, "\0abcdefghijklmnopqrstuvwxyz"  # \0 ends a word
 text = "".join(getattr(datasets, f"load_{name}")().DESCR for name in ("breast_cancer", "digits", "iris", "wine"))
@@ -59,11 +59,11 @@ for number in range(options.rounds):
     prefixes = [word for word in longer if not word.endswith("\0")][:MOST]
     print(f"{number + 1} letters: {len(prefixes)} prefixes, {len(hitters)} words")
 missed = {word for word in words.tolist() if sum(word in client for client in clients) >= options.least} - {*hitters}
-axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(ylabel="clients")
+axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(xlabel="word", ylabel="clients")
 shown = sorted(hitters, key=hitters.get, reverse=True)[:20]
 axes.bar(shown, [hitters[word] for word in shown])
 axes.tick_params(axis="x", rotation=60)
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "heavy_hitters.svg")
+figure.savefig(picture := options.out / "heavy_hitters.svg")
 most = ", ".join(shown[:5])
-print(f"found {len(hitters)} words that {options.least} of 30 clients have, missed {len(missed)}: {most}")
+print(f"found {len(hitters)} words that {options.least} clients have, missed {len(missed)}: {most}\npicture: {picture}")

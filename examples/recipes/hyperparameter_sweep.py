@@ -1,8 +1,7 @@
 """A sweep over the step sizes of clients and server, each run of FedAvg on the next process that is free.
 
 model += s * mean_k u_k, for the server's step size s, and changes u_k that clients find with step size c (Reddi et al.,
-2021). A run is one call of a coordinator, which returns the accuracy. With addresses in place of the local pool, the
-same sweep runs on several machines.
+2021). A run is one call of a coordinator. With addresses in place of the local pool, runs are on several machines.
 """
 
 import argparse
@@ -20,9 +19,9 @@ from fedstack.service import local_worker_pool
 from fedstack.service.coordinator import ClusterCoordinator
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=8, help="of each run")
-parser.add_argument("--points", type=int, default=5, help="values of each step size")
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=8, help="how many rounds a run has (%(default)s)")
+parser.add_argument("--points", type=int, default=5, help="how many values of each step size (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 MODEL, ROWS = (np.float32, [65, 10]), {"x": (np.float32, [None, 65]), "y": (np.int32, [None]), "step": np.float32}
 
@@ -64,6 +63,7 @@ if __name__ == "__main__":  # workers import this file
     axes.set(xticks=ticks, xticklabels=labels, xlabel="step size of clients")
     axes.set(yticks=ticks, yticklabels=labels, ylabel="step size of the server")
     options.out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out / "hyperparameter_sweep.svg")
+    figure.savefig(picture := options.out / "hyperparameter_sweep.svg")
     server, client = (steps[place] for place in np.unravel_index(accuracies.argmax(), accuracies.shape))
     print(f"best accuracy {accuracies.max():.2f} with step {client:.2g} of clients and {server:.2g} of the server")
+    print("picture:", picture)

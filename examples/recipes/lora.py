@@ -18,8 +18,8 @@ import fedstack
 from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=20)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=20, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 x, y = load_digits(return_X_y=True)
 x, y, random = (x / 16).astype(np.float32).reshape(-1, 8, 8), y.astype(np.int32), np.random.default_rng(0)
@@ -76,5 +76,5 @@ for name, sent, rate in [("adapters", adapters, 3e-2), ("the whole model", base,
 axes.set(xlabel="kB that a client has sent", ylabel="accuracy on held-out digits")
 axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
-axes.figure.savefig(options.out / "lora.svg")
-print(f"accuracy after {options.rounds} rounds: {'; '.join(said)}")
+axes.figure.savefig(picture := options.out / "lora.svg")
+print(f"accuracy after {options.rounds} rounds: {'; '.join(said)}\npicture: {picture}")

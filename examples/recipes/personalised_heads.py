@@ -18,9 +18,9 @@ CLIENTS, STEPS, RATE, HIDDEN = 24, 10, np.float32(0.3), 16
 BODY, HEAD = (np.float32, [64, HIDDEN]), (np.float32, [HIDDEN, 10])
 ROWS = {"x": (np.float32, [None, 64]), "y": (np.int32, [None])}
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=30)
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
+parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 
@@ -58,11 +58,12 @@ for name in ("one head", "personal heads"):
     odds = [np.maximum(client["x"][1::2] @ body, 0) @ states.get(k) for k, client in enumerate(clients)]
     found[name] = np.array([(o.argmax(axis=1) == c["y"][1::2]).mean() for o, c in zip(odds, clients)])
     print(f"{name}: accuracy of each client", *(f"{accuracy:.2f}" for accuracy in found[name]))
-axes, order = Figure(figsize=(6.4, 4), layout="constrained").subplots(), np.argsort(found["one head"])
+axes, order = Figure((6.4, 4), layout="constrained").subplots(), np.argsort(found["one head"])
 for name, accuracy in found.items():
     axes.plot(accuracy[order], "o", label=name)
-axes.legend(title="accuracy of each client on its held-out digits")
+axes.set(xlabel="clients, in the order of their accuracy with one head", ylabel="accuracy on own held-out digits")
+axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
-axes.figure.savefig(options.out / "personalised_heads.svg")
+axes.figure.savefig(picture := options.out / "personalised_heads.svg")
 one, own = (accuracy.mean() for accuracy in found.values())
-print(f"mean accuracy of the clients {own:.2f} after {options.rounds} rounds; with one head for all {one:.2f}")
+print(f"mean accuracy {own:.2f} after {options.rounds} rounds; with one head for all {one:.2f}\npicture: {picture}")

@@ -17,9 +17,9 @@ import fedstack
 from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser(description="Robust aggregation")
-parser.add_argument("--rounds", type=int, default=30)
-parser.add_argument("--attackers", type=int, default=6, help="of 30 clients")
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
+parser.add_argument("--attackers", type=int, default=6, help="how many of 30 clients attack (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 pixels, digits = load_digits(return_X_y=True)
@@ -65,5 +65,5 @@ for rule in (np.mean, np.median, trimmed_mean, multi_krum):
 axes.legend()
 final = ", ".join(f"{line.get_label()} {line.get_ydata()[-1]:.2f}" for line in axes.lines)
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "robust_aggregation.svg")
-print(f"accuracy after {options.rounds} rounds with {options.attackers} attackers of 30: {final}")
+figure.savefig(picture := options.out / "robust_aggregation.svg")
+print(f"accuracy after {options.rounds} rounds with {options.attackers} attackers of 30: {final}\npicture: {picture}")

@@ -19,9 +19,9 @@ CLIENTS, PER_ROUND, STEPS, RATE = 20, 10, 20, np.float32(0.5)
 MODEL, ROWS = (np.float32, [64, 10]), {"x": (np.float32, [None, 64]), "y": (np.int32, [None])}
 SERVER = fl.FederatedType(MODEL, fl.SERVER)
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=40)
-parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=40, help="how many rounds (%(default)s)")
+parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 
@@ -49,7 +49,7 @@ held_out, rest = np.split(np.random.default_rng(options.seed).permutation(len(y)
 split = PathologicalPartitioner(CLIENTS, num_classes_per_partition=2).partition(y[rest], seed=options.seed)
 clients = split.split({"x": x[rest], "y": y[rest]})  # two digits each
 fedstack.set_sync_local_execution_context()
-axes, last = Figure(figsize=(6.4, 4), layout="constrained").subplots(), {}
+axes, last = Figure((6.4, 4), layout="constrained").add_subplot(xlabel="round", ylabel="accuracy"), {}
 for name in ("FedAvg", "SCAFFOLD"):
     model, control = np.zeros((2, 64, 10), np.float32)
     controls, curve = fedstack.ClientStates(like=control), []
@@ -60,10 +60,10 @@ for name in ("FedAvg", "SCAFFOLD"):
             control = control + change / np.float32(CLIENTS)
             controls.update(ids, own)
         curve.append(((x[held_out] @ model).argmax(axis=1) == y[held_out]).mean())
-    last[name] = np.mean(curve[-5:])
+    last[name] = np.mean(curve[-5:])  # of five rounds, as it sways
     print(name, *(f"{accuracy:.2f}" for accuracy in curve))
     axes.plot(range(1, options.rounds + 1), curve, ".-", label=name)
-axes.legend(title="accuracy on held-out digits, over rounds")
+axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
-axes.figure.savefig(options.out / "scaffold.svg")
-print(f"accuracy {last['SCAFFOLD']:.2f} after {options.rounds} rounds (mean of 5); FedAvg {last['FedAvg']:.2f}")
+axes.figure.savefig(picture := options.out / "scaffold.svg")
+print(f"accuracy {last['SCAFFOLD']:.2f} after {options.rounds} rounds; FedAvg {last['FedAvg']:.2f}\npicture: {picture}")

@@ -17,8 +17,8 @@ import fedstack
 from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--rounds", type=int, default=10)
-parser.add_argument("--out", type=Path, default=Path("out"))
+parser.add_argument("--rounds", type=int, default=10, help="how many rounds (%(default)s)")
+parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
 x, y = load_digits(return_X_y=True)
@@ -64,5 +64,6 @@ for number in range(1, options.rounds + 1):
 axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="accuracy")
 axes.plot(range(1, len(curve) + 1), curve)
 options.out.mkdir(parents=True, exist_ok=True)
-figure.savefig(options.out / "sklearn_leaf.svg")
+figure.savefig(picture := options.out / "sklearn_leaf.svg")
 print(f"accuracy {curve[-1]:.2f} on held-out digits after {options.rounds} rounds; a client's own model {alone:.2f}")
+print("picture:", picture)

@@ -1,5 +1,6 @@
 """The recipes: each script runs, draws its picture and says what it has found."""
 
+import argparse
 import ast
 import importlib.util
 import json
@@ -11,7 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from pages import blocks_of
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
@@ -45,6 +48,9 @@ for line in sys.stdin:
 """
 # What makes them quicker and leaves every line of them in use.
 OPTIONS = {"gpu_per_worker": ["--gpus", "1"], "hyperparameter_sweep": ["--points", "2"]}
+OWN = RECIPES["fedavg_own_files"].read_text(encoding="utf-8")
+# The lines of it that read files, as its page says.
+READING = OWN[OWN.index("files = ") : OWN.index("training = ")]
 # How files of pictures begin.
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml"}
 
@@ -110,10 +116,59 @@ def test_a_recipe_draws_its_picture_and_says_what_it_has_found(
     errors = (tmp_path / "stderr").read_text(encoding="utf-8")
     assert code == 0, errors
     assert "Traceback" not in errors
-    assert re.fullmatch(r"[A-Za-z].* \d.*[^.]", (tmp_path / "stdout").read_text(encoding="utf-8").splitlines()[-1])
+    *_, found, where = (tmp_path / "stdout").read_text(encoding="utf-8").splitlines()
+    assert re.fullmatch(r"[A-Za-z].* \d.*[^.]", found)
     [picture] = pictures_in(folder / "made", name)
+    assert where == f"picture: made/{picture.name}"
     assert picture.stat().st_size > 2_000
     assert [path.name for path in folder.iterdir()] == ["made"]  # nothing is left elsewhere
+
+
+def error_of_reading(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Returns what the recipe for files says of a folder that it cannot use."""
+    names = {"np": np, "parser": argparse.ArgumentParser(), "options": argparse.Namespace(data=folder)}
+    with pytest.raises(SystemExit):
+        exec(READING, names)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["age,sick\n", "sick,age\n50,1\n", "age\n1\n", "age,sick\n50\n", "age,sick\n50,1,1\n"]
+    + [f"age,sick\n{row}\n" for row in ("?,1", "nan,1", ",1", "50,yes", "50,-1", "50,0.5", "50,inf")],
+)
+def test_an_own_file_that_cannot_be_used_is_named(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.csv").write_text("age,sick\n50,1\n40,0\n", encoding="utf-8")
+    (tmp_path / "wrong.csv").write_text(text, encoding="utf-8")
+    assert f"error: {tmp_path / 'wrong.csv'}: " in error_of_reading(tmp_path, capsys)
+
+
+def test_a_folder_without_files_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"error: found no *.csv in {tmp_path / 'nowhere'}\n" in error_of_reading(tmp_path / "nowhere", capsys)
+
+
+def test_own_files_and_failing_clients_join_a_run_that_goes_on_as_its_page_says(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    script = RECIPES["checkpointed_fedavg"].read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "gallery" / "checkpointed_fedavg.md").read_text(encoding="utf-8")
+    [table] = blocks_of(page)
+    script = script[: script.index("x, y = ")] + READING + table.source + script[script.index("MODEL, ROWS = ") :]
+    [option] = re.findall(r'parser\.add_argument\("--data".*\n', OWN)
+    [policy] = re.findall(r"client_failures=[\w.]+\(.*?\)", page)
+    script = script.replace("options = parser", f"{option}options = parser")
+    script = script.replace("local_execution_context()", f"local_execution_context({policy})")
+    (joined := tmp_path / "joined.py").write_text(script, encoding="utf-8")
+    (files := tmp_path / "files").mkdir()
+    for number in range(12):
+        rows = "".join(f"{age},{age > 50:d}\n" for age in range(20 + number, 80, 10))
+        (files / f"{number}.csv").write_text(f"age,sick\n{rows}", encoding="utf-8")
+    for rounds in ("1", "2"):
+        assert run(files, joined, "--data", str(files), "--rounds", rounds, "--out", "made") == 0
+    said = (tmp_path / "stdout").read_text(encoding="utf-8")
+    assert said.startswith("{'round': 2, ")
 
 
 def test_ctrl_c_ends_a_run_without_a_traceback_and_says_how_it_goes_on(tmp_path: Path) -> None:
