@@ -97,14 +97,31 @@ def test_the_bits_are_the_same_after_a_worker_was_killed(expected) -> None:
         assert bits(after_a_while(*arguments(150))) == expected
 
 
-def test_workers_that_compile_in_another_way_are_refused_unless_the_fleet_is_mixed(caplog) -> None:
+def test_workers_that_compile_in_another_way_refuse_to_run_clients_unless_the_fleet_is_mixed(tmp_path, caplog) -> None:
+    file = tmp_path / "clients"
+    path = str(file)
+
+    @fedstack.python_computation([ROW], ROW)
+    def noted(row):
+        with open(path, "a") as clients:
+            clients.write("one more\n")
+        return row
+
+    @fl.federated_computation(everything.type_signature.parameter)
+    def noting(argument):
+        return everything(fl.federated_map(noted, argument[0]), argument[1], argument[2])
+
     flags = {"XLA_FLAGS": "--xla_cpu_enable_fast_min_max=true --xla_dump_to=/nowhere"}
     with local_worker_pool(1, environment=flags) as pool:
-        with fedstack.create_sync_remote_execution_context(pool) as context, fedstack.use_context(context):
-            with pytest.raises(CarrierError, match=r"found another; at .*; use the same .* or pass mixed=True"):
-                everything(*arguments(5))
+        for options in ({}, {"client_failures": fedstack.ClientFailures()}):
+            context = fedstack.create_sync_remote_execution_context(pool, **options)
+            with context, fedstack.use_context(context):
+                with pytest.raises(CarrierError, match=r"found another; at .*, process \d+; use .* or pass mixed=True"):
+                    noting(*arguments(5))
+        assert not file.exists()
         with fedstack.create_sync_remote_execution_context(pool, mixed=True) as context, fedstack.use_context(context):
-            found = everything(*arguments(150))
+            found = noting(*arguments(150))
+    assert len(file.read_text().splitlines()) == 150
     with fedstack.use_context(fedstack.create_sync_local_execution_context()):
         here = everything(*arguments(150))
     assert np.allclose(found[2], here[2], rtol=1e-4, atol=1e-5)
