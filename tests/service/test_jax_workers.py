@@ -3,16 +3,21 @@
 import contextlib
 import os
 import signal
+import threading
 
 import federated_language as fl
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstack
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import portable
 from fedstack.errors import CarrierError
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service import ExecutorService
 from fedstack.service.pool.worker_pool import local_worker_pool
 from fedstack.testing.in_memory_connection import InMemoryConnection
@@ -202,6 +207,56 @@ def test_a_service_without_extensions_receives_modules() -> None:
     content = b"".join(sent)
     assert b"xla.HloModuleProto" in content
     assert b"JaxExport" not in content
+
+
+def test_a_worker_shows_for_whose_compilation_its_clients_wait() -> None:
+    shown: list[str] = []
+    seen = threading.Event()
+
+    def wait(event: str, seconds: float, **_: object) -> None:  # stays registered
+        if event.endswith("jaxpr_to_mlir_module_duration") and compilations.function == "trained_alone":
+            assert seen.wait(30)
+
+    @fedstack.jax_computation(fl.TensorType(FLOAT, [40, 20]))
+    def trained_alone(rows):
+        return trained(rows, jnp.ones((20, 30), FLOAT))
+
+    @fl.federated_computation(fl.FederatedType(fl.TensorType(FLOAT, [40, 20]), fl.CLIENTS))
+    def average(rows):
+        return fl.federated_mean(fl.federated_map(trained_alone, rows))
+
+    @contextlib.contextmanager
+    def progress(_):
+        counts = ProgressCounts()
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(0.05):
+                work = counts.work()
+                if len(work) == 2 and all(one.function == "trained_alone (compiling)" for one in work):
+                    status = GetStatusResponse()
+                    io_loop.run_sync(service.report(status))
+                    shown.extend(one.function for one in status.work)
+                    seen.set()
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            yield counts
+        finally:
+            ended.set()
+            watcher.join()
+
+    service = ExecutorService(fedstack.local_executor_factory(max_concurrent_clients=2))
+    stub = ExecutorStub(InMemoryConnection(service, "here"))
+    jax.monitoring.register_event_duration_secs_listener(wait)
+    try:
+        with fedstack.create_sync_remote_execution_context([stub], progress=progress) as context:
+            with fedstack.use_context(context):
+                average(np.ones((40, 40, 20), FLOAT))
+    finally:
+        io_loop.run_sync(service.close())
+    assert shown[:2] == ["trained_alone (compiling)"] * 2
 
 
 def test_an_error_of_a_worker_names_the_function() -> None:

@@ -73,44 +73,32 @@ def jax() -> Any:
     return found
 
 
-class Running(threading.local):
-    """The function that this thread runs, whose compilations are counted.
+class _Found(threading.local):
+    """What this thread has found.
 
     Attributes:
-      name: Its name; empty if there is none.
-      compiles: Whether it is or was being compiled.
-      is_cached: Whether its compiled code was found in JAX's cache on disk.
+      is_cached: Whether the compiled code of its function was found in JAX's cache on disk.
     """
 
-    name: str = ""
-    compiles: bool = False
     is_cached: bool = False
 
 
-running = Running()
-
-
-def end_compiling() -> None:
-    """Records that the function that this thread runs is compiled, or cannot be compiled."""
-    if running.compiles:
-        running.compiles = False
-        compilations.end()
+_found = _Found()
 
 
 def _note_event(event: str, **_: object) -> None:
     if event == "/jax/compilation_cache/cache_hits":
-        running.is_cached = True
+        _found.is_cached = True
 
 
 def _note_duration(event: str, seconds: float, **_: object) -> None:
-    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration" and running.name:
-        running.compiles = True
-        compilations.begin(running.name)
+    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration" and compilations.function:
+        compilations.begin()
     elif event == "/jax/core/compile/backend_compile_duration":
-        if running.name:
-            compilations.note(running.name, seconds, from_cache=running.is_cached)
-        end_compiling()
-        running.is_cached = False
+        if name := compilations.function:
+            compilations.note(name, seconds, from_cache=_found.is_cached)
+            compilations.end()
+        _found.is_cached = False
 
 
 def check_version(version: str) -> None:

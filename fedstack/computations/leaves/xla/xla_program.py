@@ -7,15 +7,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.leaves.xla.jax_api import (
-    FlatFunction,
-    Traced,
-    check_process,
-    end_compiling,
-    jax,
-    running,
-    with_wide_types,
-)
+from fedstack.computations.leaves.compilations import compilations
+from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced, check_process, jax, with_wide_types
 
 # For how many sizes of its arguments a program keeps compiled code.
 _MOST_SIZES = 64
@@ -84,15 +77,14 @@ def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool)
       is_wide: Whether any of its arrays has numbers of more than 32 bits.
     """
     check_process()
-    running.name = name
+    compilations.enter(name)
     try:
         if not is_wide:
             return function(*arguments)
         with with_wide_types():
             return function(*arguments)
     finally:
-        running.name = ""
-        end_compiling()
+        compilations.leave()
 
 
 class XlaProgram(ArrayProgram):
