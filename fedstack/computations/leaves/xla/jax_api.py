@@ -26,6 +26,7 @@ import numpy as np
 from fedstack.computations.leaves.compilations import compilations
 from fedstack.errors import CarrierError, ClosedError, InvalidComputationError
 from fedstack.foundations.error_text import text_of
+from fedstack.foundations.traceback_filter import without_frames_in
 
 # What JAX passes to functions that it traces, and the arrays that it returns. JAX's types are not public.
 Traced: TypeAlias = Any
@@ -158,6 +159,11 @@ def needs_values() -> tuple[type[Exception], ...]:
     )
 
 
+def without_frames(error: BaseException) -> None:
+    """Removes the frames of JAX itself from the traceback of an error, as JAX does when it raises errors."""
+    error.__traceback__ = without_frames_in(os.path.dirname(jax().__file__), error.__traceback__)
+
+
 def is_tracing(arguments: object) -> bool:
     """Returns whether JAX traces the caller of a function, or the arguments of the call contain tracers."""
     if any(isinstance(leaf, jax().core.Tracer) for leaf in jax().tree_util.tree_leaves(arguments)):
@@ -227,6 +233,24 @@ def register_tree(
 def folded(step: Callable[[Traced, Any], Any], state: Any, length: Traced) -> Any:
     """Returns the last of the states that a function makes, given the index of a step and a state."""
     return jax().lax.fori_loop(0, length, step, jax().tree_util.tree_map(array, state))
+
+
+def shown_tree(tree: object) -> str:
+    """Returns the containers, shapes and dtypes of a tree of arrays as text."""
+    dtype, shape = cast(object, getattr(tree, "dtype", None)), cast("Sequence[object]", getattr(tree, "shape", ()))
+    if dtype is not None:
+        return f"{dtype}[{','.join(map(str, shape))}]"
+    members: list[str] = []
+    if isinstance(tree, Mapping):
+        named = cast("Mapping[object, object]", tree)
+        members = [f"{key!r}: {shown_tree(member)}" for key, member in named.items()]
+    elif tree is None or isinstance(tree, (bool, int, float, complex)):
+        return repr(tree)
+    else:
+        with contextlib.suppress(ValueError):  # of what is no tree
+            found: Any = jax().tree_util.default_registry.flatten_one_level(tree)
+            members = [shown_tree(member) for member in (found or [()])[0]]
+    return f"{cast(object, tree).__class__.__name__}({', '.join(members)})"
 
 
 def row_of(rows: Traced, index: Traced) -> Traced:

@@ -8,7 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.leaves.compilations import compilations
-from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced, check_process, jax, with_wide_types
+from fedstack.computations.leaves.xla.jax_api import (
+    FlatFunction,
+    Traced,
+    check_process,
+    is_tracing,
+    jax,
+    with_wide_types,
+)
+from fedstack.errors import InvalidComputationError
 
 # For how many sizes of its arguments a program keeps compiled code.
 _MOST_SIZES = 64
@@ -75,6 +83,9 @@ def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool)
       name: Its name in messages.
       *arguments: Its arguments.
       is_wide: Whether any of its arrays has numbers of more than 32 bits.
+
+    Raises:
+      InvalidComputationError: If JAX traces the caller.
     """
     check_process()
     compilations.enter(name)
@@ -83,6 +94,13 @@ def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool)
             return function(*arguments)
         with with_wide_types():
             return function(*arguments)
+    except Exception as error:
+        if not is_tracing(()):
+            raise
+        raise InvalidComputationError(
+            f"Expected no other computations in a function that JAX traces, found one that calls {name!r}; call it "
+            "before, and pass its result as an argument"
+        ) from error
     finally:
         compilations.leave()
 
