@@ -74,8 +74,8 @@ def jax() -> Any:
     return found
 
 
-class _Found(threading.local):
-    """What this thread has found.
+class _CacheHit(threading.local):
+    """What this thread has found in a cache.
 
     Attributes:
       is_cached: Whether the compiled code of its function was found in JAX's cache on disk.
@@ -84,12 +84,12 @@ class _Found(threading.local):
     is_cached: bool = False
 
 
-_found = _Found()
+_cache_hit = _CacheHit()
 
 
 def _note_event(event: str, **_: object) -> None:
     if event == "/jax/compilation_cache/cache_hits":
-        _found.is_cached = True
+        _cache_hit.is_cached = True
 
 
 def _note_duration(event: str, seconds: float, **_: object) -> None:
@@ -97,9 +97,9 @@ def _note_duration(event: str, seconds: float, **_: object) -> None:
         compilations.begin()
     elif event == "/jax/core/compile/backend_compile_duration":
         if name := compilations.function:
-            compilations.note(name, seconds, from_cache=_found.is_cached)
+            compilations.note(name, seconds, from_cache=_cache_hit.is_cached)
             compilations.end()
-        _found.is_cached = False
+        _cache_hit.is_cached = False
 
 
 def check_version(version: str) -> None:
