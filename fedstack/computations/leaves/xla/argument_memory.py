@@ -3,7 +3,7 @@
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -68,6 +68,41 @@ def fill(rows: NDArray[Any], column: Column, first: int = 0) -> None:
         into[:] = column.values
     elif len(column):
         np.stack(cast("list[NDArray[Any]]", column.items()), out=into)
+
+
+def runs_of(
+    leaves: Sequence[tuple[Column, TensorType]],
+) -> Iterator[tuple[Sequence[tuple[Column, TensorType]], int, int]]:
+    """Yields runs of clients or elements whose tensors have the same shapes.
+
+    Args:
+      leaves: The column and the type of each tensor. First sizes may be unknown.
+
+    Yields:
+      The columns with the types of this run, its first index, and the index after its last.
+    """
+    known = [None if None not in (tensor.shape or ()) else _sizes_of(column) for column, tensor in leaves]
+    start, count = 0, len(leaves[0][0])
+    while start < count:
+        sizes = [None if found is None else found[start] for found in known]
+        stop = start + 1
+        while stop < count and all(found is None or found[stop] == found[start] for found in known):
+            stop += 1
+        types = [
+            tensor if size is None else TensorType(tensor.dtype.type, [size, *(tensor.shape or ())[1:]])
+            for (_, tensor), size in zip(leaves, sizes)
+        ]
+        yield [(column, type_spec) for (column, _), type_spec in zip(leaves, types)], start, stop
+        start = stop
+
+
+def _sizes_of(column: Column) -> Sequence[int]:
+    """Returns the first size of the array of each client or element."""
+    if isinstance(column, RowsColumn):
+        return [column.values.shape[1]] * len(column)
+    if isinstance(column, ConstantColumn):
+        return [len(cast("Sized", column.value))] * len(column)
+    return [len(cast("Sized", array)) for array in column.items()]
 
 
 argument_memory = ArgumentMemory()
