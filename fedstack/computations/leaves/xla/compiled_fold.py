@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from fedstack.computations.leaves.bound_operation import ElementFold, FoldSource, FoldStep
 from fedstack.computations.leaves.leaf import raise_leaf_error
 from fedstack.computations.leaves.vectorized_leaf import column_leaves
-from fedstack.computations.leaves.xla.argument_memory import argument_memory, runs_of
+from fedstack.computations.leaves.xla.argument_memory import ArgumentLeaf, argument_memory, bytes_of, runs_of
 from fedstack.computations.leaves.xla.jax_api import Traced, jax
 from fedstack.computations.leaves.xla.xla_program import ArrayProgram, CodeOfSizes, called
-from fedstack.computations.types.language import TensorType
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.columns import Column
 
@@ -48,7 +47,7 @@ class CompiledFold(ElementFold):
             found = state
             leaves = list(column_leaves(elements, self._step.element))
             for alike, start, stop in runs_of(leaves) if self._is_open else [(leaves, 0, len(elements))]:
-                most = min(self.at_once, _at_once(sum(exact_bytes(tensor) or 0 for _, tensor in alike)))
+                most = min(self.at_once, _at_once(bytes_of(alike)))
                 for first in range(start, stop, most):
                     last = min(first + most, stop)
                     some = [(column.slice(first, last), tensor) for column, tensor in alike]
@@ -59,7 +58,7 @@ class CompiledFold(ElementFold):
 
     def _called(
         self,
-        leaves: Sequence[tuple[Column, TensorType]],
+        leaves: Sequence[ArgumentLeaf],
         most: int,
         state: Sequence[object],
         constants: Sequence[object],
@@ -67,7 +66,7 @@ class CompiledFold(ElementFold):
     ) -> Sequence[object]:
         rows = argument_memory.rows_of(leaves, most, shares=False)
         given = np.int32(count), list(state), rows, list(constants)
-        run = self._run.of(*(cast(NDArray[Any], row).shape for row in rows if self._is_open))
+        run = self._run.of(*(cast("NDArray[Any]", row).shape for row in rows if self._is_open))
         found = called(run, self._program.name, *given, is_wide=self._is_wide)
         for one in found[:1]:
             one.block_until_ready()  # it reads memory that the next call fills again

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fedstack.computations.leaves.bound_operation import BoundOperation, ColumnCall, ElementFold, FoldStep
 from fedstack.computations.leaves.leaf import Leaf, raise_leaf_error
 from fedstack.computations.leaves.vectorized_leaf import column_leaves, copied_row, stacked_column
-from fedstack.computations.leaves.xla.argument_memory import argument_memory, fill, runs_of
+from fedstack.computations.leaves.xla.argument_memory import ArgumentLeaf, argument_memory, bytes_of, fill, runs_of
 from fedstack.computations.leaves.xla.jax_leaf import JaxLeaf
 from fedstack.computations.leaves.xla.jax_sequences import ReadSequence, elements_of, rows_of
 from fedstack.computations.leaves.xla.xla_program import ArrayProgram
@@ -95,9 +95,7 @@ class LoopedLeaf(BoundOperation):
         return f"<LoopedLeaf {self.name}, {self.most} clients at once>"
 
 
-def _looped(
-    program: ArrayProgram, leaves: Sequence[tuple[Column, TensorType]], most: int, clients: int
-) -> list[NDArray[Any]]:
+def _looped(program: ArrayProgram, leaves: Sequence[ArgumentLeaf], most: int, clients: int) -> list[NDArray[Any]]:
     arguments = argument_memory.rows_of(leaves, most)
     shared = tuple(isinstance(column, ConstantColumn) for column, _ in leaves)
     return program.loop(most, shared, clients, arguments)
@@ -118,7 +116,7 @@ class RowsLeaf(JaxLeaf):
         try:
             leaves = list(column_leaves(argument, cast(Type, self.parameter)))
             for alike, start, stop in runs_of(leaves):
-                size = sum(exact_bytes(tensor) or 0 for _, tensor in alike) + least_bytes(self.result)
+                size = bytes_of(alike) + least_bytes(self.result)
                 most = 1 << max(1, min(_SEQUENCE_BYTES // max(1, size), _MOST_CLIENTS)).bit_length() - 1
                 for begin in range(start, stop, most):
                     count = min(most, stop - begin)
