@@ -16,6 +16,8 @@ from fedstack.computations.values.tensor_values import is_plain
 
 # JAX reads memory with this alignment without a copy of its own.
 _ALIGNMENT = 64
+# A thread keeps at most this much between calls. To allocate more takes less time than to compute with it.
+_MOST_KEPT_BYTES = 32 << 20
 
 
 @attrs.frozen
@@ -40,10 +42,13 @@ class ArgumentMemory(threading.local):
         """Returns arrays of these shapes and dtypes, until the next call on this thread. Their content is undefined."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
         starts = list(itertools.accumulate([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes], initial=0))
-        if starts[-1] > len(self._memory):
+        memory = self._memory
+        if starts[-1] > len(memory):
             memory = np.empty(starts[-1] + _ALIGNMENT, np.uint8)
-            self._memory = memory[-memory.ctypes.data % _ALIGNMENT :]
-        parts = [self._memory[start : start + size] for start, size in zip(starts, sizes)]
+            memory = memory[-memory.ctypes.data % _ALIGNMENT :]
+            if len(memory) <= _MOST_KEPT_BYTES:
+                self._memory = memory
+        parts = [memory[start : start + size] for start, size in zip(starts, sizes)]
         return [part.view(dtype).reshape(shape) for part, (shape, dtype) in zip(parts, kinds)]
 
     def rows_of(self, leaves: Sequence[ArgumentLeaf], most: int, *, shares: bool = True) -> list[object]:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import itertools
 import os
 import platform
 import re
@@ -53,6 +54,8 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+|complex<\w+>)>")
 _SAME_BITS = ("--xla_dump", "--xla_force_host_platform_device_count=")
 # The process that has imported JAX.
 _process: list[int] = []
+# Two threads may import JAX at the same time, and what they compile is counted once.
+_imports = itertools.count()
 
 
 @functools.cache
@@ -68,8 +71,9 @@ def jax() -> Any:
     except ImportError as error:
         raise ImportError('JAX is not installed: pip install "fedstack[jax]"') from error
     check_version(found.__version__)
-    found.monitoring.register_event_listener(_note_event)
-    found.monitoring.register_event_duration_secs_listener(_note_duration)
+    if next(_imports) == 0:
+        found.monitoring.register_event_listener(_note_event)
+        found.monitoring.register_event_duration_secs_listener(_note_duration)
     _process[:] = [os.getpid()]
     return found
 
