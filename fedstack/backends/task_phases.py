@@ -18,7 +18,7 @@ from fedstack.backends.piece_runs import ClientPieces, PieceRun
 from fedstack.backends.task_pace import task_pace_of
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.leaves.portability import check_fleet, portable
+from fedstack.computations.leaves.portability import portable, warn_of_differing
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Type, computation_pb2
@@ -238,7 +238,7 @@ class TaskPhases(PhaseRunner):
             if note is not None:
                 note.bytes_received = size
             result, differing = await sized(len(content[0]), read)
-            check_fleet(differing, place)
+            warn_of_differing(differing, place)
             return result
 
     async def run_in_parts(

@@ -34,7 +34,7 @@ from fedstack.executors.folds.aggregations import FoldArguments, partial_states
 from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.resource_factory import borrow
 from fedstack.executors.survivors.tolerance import Tolerance
-from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, enter_tolerance, reply
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, enter_tolerance, load, reply
 from fedstack.executors.worker.receiving import Admission, receive
 from fedstack.foundations.segments import Memory, memory_of
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
@@ -171,7 +171,7 @@ async def _merge(
     with host.lend(0) as engine:
         assert isinstance(engine, PhaseEngine), "a local stack runs phases here"
         await received.fill(admitted.unpacker)
-        await host.admission.load(admitted.leaves)
+        await load(admitted, host)
         phase, arguments, first = admitted.phase.phase, admitted.phase.arguments, received.message.first_client
         children = [_Contributed(content) for content in contents]
         merged = await ComposedPhases(engine.server, children, clients).run_phase(

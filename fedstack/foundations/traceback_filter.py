@@ -126,6 +126,11 @@ def users_traceback(traceback: TracebackType | None, package: str) -> TracebackT
     return _linked(entries[:1] + kept)
 
 
+def without_frames_in(folder: str, traceback: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback without the frames of the files in a folder. Its entries are modified."""
+    return _linked([one for one in _entries(traceback) if not one.tb_frame.f_code.co_filename.startswith(folder)])
+
+
 def _entries(traceback: TracebackType | None) -> list[TracebackType]:
     entries: list[TracebackType] = []
     while traceback is not None:

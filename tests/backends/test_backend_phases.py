@@ -15,6 +15,7 @@ from watching import Diary
 import fedstack
 from fedstack import observe
 from fedstack.backends import worker_side
+from fedstack.computations.leaves import portability
 from fedstack.errors import (
     CarrierError,
     LeafError,
@@ -232,7 +233,7 @@ def test_observers_hear_of_each_part_and_progress_of_each_client() -> None:
 
 
 class _OneDiffers(ThreadBackend):
-    """Engines that keep contributions, so that workers merge them. One compiles JAX functions its own way."""
+    """Engines that keep contributions, so that workers merge them. One has another version of a module."""
 
     keeps_content = True
 
@@ -240,19 +241,21 @@ class _OneDiffers(ThreadBackend):
         note, (header, arrays) = await super().run(place, task, heard)
         response = extensions_pb2.PhaseResponse.FromString(header)
         if place == "thread 3" and task.function is worker_side.run_phase:
-            response.differing_module.append("jaxlib")
+            response.differing_module.append(__name__)
         return note, (response.SerializeToString(), arrays)
 
 
-def test_a_worker_that_differs_is_refused_even_if_another_one_merges_its_contribution() -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_all_tasks_of_a_phase_say_whether_results_may_have_other_bits(mixed, caplog) -> None:
     @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
     def total(values):
         return fl.federated_sum(values)
 
     backend = _OneDiffers(5)
-    with context_over(backend, max_fanout=2) as context, fedstack.use_context(context):
-        with pytest.raises(CarrierError, match="pass mixed=True"):
-            total(list(range(100)))
-    assert any(task.function is worker_side.run_merge for task in backend.tasks)
-    with context_over(_OneDiffers(5), max_fanout=2, mixed=True) as context, fedstack.use_context(context):
+    portability._warned_of.discard(__name__)
+    with context_over(backend, max_fanout=2, mixed=mixed) as context, fedstack.use_context(context):
         assert total(list(range(100))) == 4950
+    requests = {task.function: extensions_pb2.PhaseRequest.FromString(task.arguments[1]) for task in backend.tasks}
+    assert [requests[kind].same_bits for kind in (worker_side.run_phase, worker_side.run_merge)] == [not mixed] * 2
+    (record,) = caplog.records  # of a contribution that another worker has merged
+    assert f"The module {__name__} on the worker at " in record.message

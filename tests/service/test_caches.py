@@ -128,6 +128,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.types.type_structure._types_by_bytes": (10_000, "and 64 MiB of messages"),
     "executors.base.engines._OPERATIONS": (CONSTANT, "intrinsics"),
     "computations.leaves.compilations.compilations._now": (None, "threads that compile"),
+    "computations.leaves.compilations.compilations._running": (None, "threads that run JAX functions"),
     "program.sources.table_data_source._sources": (None, "weakly: data sources of programs"),
     "program.states.state_file._TEXTS": (CONSTANT, "kinds of values"),
     "foundations.blas_threads._limit._before": (None, "BLAS libraries that are limited"),

@@ -3,16 +3,21 @@
 import contextlib
 import os
 import signal
+import threading
 
 import federated_language as fl
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedstack
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import portable
 from fedstack.errors import CarrierError
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service import ExecutorService
 from fedstack.service.pool.worker_pool import local_worker_pool
 from fedstack.testing.in_memory_connection import InMemoryConnection
@@ -97,14 +102,31 @@ def test_the_bits_are_the_same_after_a_worker_was_killed(expected) -> None:
         assert bits(after_a_while(*arguments(150))) == expected
 
 
-def test_workers_that_compile_in_another_way_are_refused_unless_the_fleet_is_mixed(caplog) -> None:
+def test_workers_that_compile_in_another_way_refuse_to_run_clients_unless_the_fleet_is_mixed(tmp_path, caplog) -> None:
+    file = tmp_path / "clients"
+    path = str(file)
+
+    @fedstack.python_computation([ROW], ROW)
+    def noted(row):
+        with open(path, "a") as clients:
+            clients.write("one more\n")
+        return row
+
+    @fl.federated_computation(everything.type_signature.parameter)
+    def noting(argument):
+        return everything(fl.federated_map(noted, argument[0]), argument[1], argument[2])
+
     flags = {"XLA_FLAGS": "--xla_cpu_enable_fast_min_max=true --xla_dump_to=/nowhere"}
     with local_worker_pool(1, environment=flags) as pool:
-        with fedstack.create_sync_remote_execution_context(pool) as context, fedstack.use_context(context):
-            with pytest.raises(CarrierError, match=r"found another; at .*; use the same .* or pass mixed=True"):
-                everything(*arguments(5))
+        for options in ({}, {"client_failures": fedstack.ClientFailures()}):
+            context = fedstack.create_sync_remote_execution_context(pool, **options)
+            with context, fedstack.use_context(context):
+                with pytest.raises(CarrierError, match=r"found another; at .*, process \d+; use .* or pass mixed=True"):
+                    noting(*arguments(5))
+        assert not file.exists()
         with fedstack.create_sync_remote_execution_context(pool, mixed=True) as context, fedstack.use_context(context):
-            found = everything(*arguments(150))
+            found = noting(*arguments(150))
+    assert len(file.read_text().splitlines()) == 150
     with fedstack.use_context(fedstack.create_sync_local_execution_context()):
         here = everything(*arguments(150))
     assert np.allclose(found[2], here[2], rtol=1e-4, atol=1e-5)
@@ -185,6 +207,56 @@ def test_a_service_without_extensions_receives_modules() -> None:
     content = b"".join(sent)
     assert b"xla.HloModuleProto" in content
     assert b"JaxExport" not in content
+
+
+def test_a_worker_shows_for_whose_compilation_its_clients_wait() -> None:
+    shown: list[str] = []
+    seen = threading.Event()
+
+    def wait(event: str, seconds: float, **_: object) -> None:  # stays registered
+        if event.endswith("jaxpr_to_mlir_module_duration") and compilations.function == "trained_alone":
+            assert seen.wait(30)
+
+    @fedstack.jax_computation(fl.TensorType(FLOAT, [40, 20]))
+    def trained_alone(rows):
+        return trained(rows, jnp.ones((20, 30), FLOAT))
+
+    @fl.federated_computation(fl.FederatedType(fl.TensorType(FLOAT, [40, 20]), fl.CLIENTS))
+    def average(rows):
+        return fl.federated_mean(fl.federated_map(trained_alone, rows))
+
+    @contextlib.contextmanager
+    def progress(_):
+        counts = ProgressCounts()
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(0.05):
+                work = counts.work()
+                if len(work) == 2 and all(one.function == "trained_alone (compiling)" for one in work):
+                    status = GetStatusResponse()
+                    io_loop.run_sync(service.report(status))
+                    shown.extend(one.function for one in status.work)
+                    seen.set()
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            yield counts
+        finally:
+            ended.set()
+            watcher.join()
+
+    service = ExecutorService(fedstack.local_executor_factory(max_concurrent_clients=2))
+    stub = ExecutorStub(InMemoryConnection(service, "here"))
+    jax.monitoring.register_event_duration_secs_listener(wait)
+    try:
+        with fedstack.create_sync_remote_execution_context([stub], progress=progress) as context:
+            with fedstack.use_context(context):
+                average(np.ones((40, 40, 20), FLOAT))
+    finally:
+        io_loop.run_sync(service.close())
+    assert shown[:2] == ["trained_alone (compiling)"] * 2
 
 
 def test_an_error_of_a_worker_names_the_function() -> None:

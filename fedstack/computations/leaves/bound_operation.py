@@ -199,7 +199,7 @@ class FoldStep:
     """A step of a fold, which computes a state from the state before it and an element.
 
     Attributes:
-      state: The type of a state.
+      state: The type of a state, whose sizes are known.
       element: The type of an element.
       argument: The tensors of the operation's argument, in the order of its type.
       next_state: The tensors of the next state.

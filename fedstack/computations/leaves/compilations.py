@@ -21,22 +21,38 @@ class Compilations:
         self.count = 0
         self.from_cache = 0
         self.seconds = 0.0
+        self._running: dict[int, str] = {}
         self._now: dict[int, str] = {}
         self._lock = threading.Lock()
         renew_after_fork(self)
 
-    def begin(self, name: str) -> None:
-        """Records that this thread compiles a function. Call `end` later."""
-        self._now[threading.get_ident()] = name
+    def enter(self, name: str) -> None:
+        """Records that this thread runs a function, which is compiled first if need be. Call `leave` later."""
+        self._running[threading.get_ident()] = name
+
+    def leave(self) -> None:
+        """Records that the function of this thread has ended."""
+        thread = threading.get_ident()
+        self._running.pop(thread, None)
+        self._now.pop(thread, None)
+
+    @property
+    def function(self) -> str:
+        """The function that this thread runs; empty if there is none."""
+        return self._running.get(threading.get_ident(), "")
+
+    def begin(self) -> None:
+        """Records that this thread compiles its function. Call `end` or `leave` later."""
+        self._now[threading.get_ident()] = self.function
 
     def end(self) -> None:
         """Records that this thread compiles nothing any more."""
         self._now.pop(threading.get_ident(), None)
 
     def shown(self, function: str, thread: int) -> str:
-        """Returns how a display shows the function that a thread runs."""
-        compiled = self._now.get(thread)
-        return function if compiled is None else f"{compiled} (compiling)"
+        """Returns how a display shows the function that a thread runs, or for whose compilation it waits."""
+        name = self._running.get(thread)
+        return f"{name} (compiling)" if name is not None and name in list(self._now.values()) else function
 
     def note(self, name: str, seconds: float, *, from_cache: bool) -> None:
         """Counts a compilation.
@@ -54,7 +70,7 @@ class Compilations:
             observers.tell(LeafCompiled(**current_scope().span.ids, name=name, seconds=seconds, from_cache=from_cache))
 
     def renew(self) -> None:
-        self._now = {}
+        self._running, self._now = {}, {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:

@@ -2,10 +2,13 @@
 
 A worker may have a different version of a function's module. Constants and helper functions may then differ, and with
 them the results. The worker detects this when it loads the function, and reports the module in its response to every
-request that uses the function. The caller logs a warning once per module.
+request that uses the function. The caller logs a warning once per module. A worker that compiles JAX functions in
+another way refuses a phase before its clients run, unless the caller accepts other bits.
 """
 
 import logging
+import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -175,28 +178,30 @@ class Fleet(SystemScope):
     mixed: bool
 
 
-def check_fleet(modules: Iterable[str], address: str) -> None:
-    """Warns of modules that differ at a worker that runs clients, and refuses another way to compile JAX functions.
+def needs_same_bits() -> bool:
+    """Returns whether the current call refuses workers that compile JAX functions in another way."""
+    fleet = current_scope().of(Fleet)
+    return fleet is not None and not fleet.mixed
+
+
+def check_fleet(modules: Iterable[str]) -> None:
+    """Refuses work of a caller that wants the same bits, if this process compiles JAX functions in another way.
 
     Every worker is compared with the process that exported a function, and so with all other workers.
 
     Args:
-      modules: The names that the worker reported.
-      address: The address of the worker.
+      modules: The names of the modules that differ here.
 
     Raises:
-      CarrierError: If the worker compiles JAX functions in another way, and the caller has not set `mixed`.
+      CarrierError: If this process compiles JAX functions in another way.
     """
-    modules = list(modules)
-    fleet = current_scope().of(Fleet)
-    if XLA in modules and fleet is not None and not fleet.mixed:
+    if XLA in modules:
         raise CarrierError(
             "Expected a worker with the version of jaxlib, the flags of XLA, and the kind of device and of processor "
-            f"with which the JAX functions of this call were exported, found another; at {address}; use the same "
-            "everywhere, so that results have the same bits, or pass mixed=True to the context, and they agree up to "
-            "rounding"
+            "with which the JAX functions of this call were exported, found another; at "
+            f"{socket.gethostname()}, process {os.getpid()}; use the same everywhere, so that results have the same "
+            "bits, or pass mixed=True to the context, and they agree up to rounding"
         )
-    warn_of_differing(modules, address)
 
 
 def warn_of_differing(modules: Iterable[str], address: str) -> None:

@@ -9,6 +9,7 @@ from fedstack.computations.plan.interpreter import bound, read_column, reader
 from fedstack.computations.plan.program import Expression, Pick, Program, Slot, pick
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import (
+    contains_sequence,
     exact_bytes,
     fields_of,
     flatten,
@@ -104,11 +105,14 @@ def fold_of(program: Program, state: Type, element: Type) -> ProgramFold | None:
       state: The type of the state.
       element: The type of an element.
     """
-    if len(program.steps) != 1 or exact_bytes(state) is None or exact_bytes(element) is None:
+    if len(program.steps) != 1 or exact_bytes(state) is None:
         return None
     (step,) = program.steps
     operation = bound(step.operation)
-    if operation.parameter is None or step.argument is None or not _is_of(operation.parameter, operation.result):
+    parameter = operation.parameter
+    if parameter is None or step.argument is None or exact_bytes(operation.result) is None:
+        return None
+    if contains_sequence(parameter):
         return None
     pair = Slot(program.inputs[0])
     places = {
@@ -128,7 +132,7 @@ def fold_of(program: Program, state: Type, element: Type) -> ProgramFold | None:
             return found if known == tensor else None
         return FoldTensor(FoldSource.CONSTANT, constants.setdefault(expression, len(constants)))
 
-    argument = [placed(*one) for one in tensors_of(step.argument, operation.parameter)]
+    argument = [placed(*one) for one in tensors_of(step.argument, parameter)]
     following = [placed(*one) for one in tensors_of(program.results[0], state)]
     if None in argument or None in following or not following:
         return None
@@ -144,11 +148,6 @@ def tensors_of(expression: Expression, type_spec: Type) -> Iterator[tuple[Expres
     elif isinstance(type_spec, StructType):
         for position, (_, member) in enumerate(fields_of(type_spec)):
             yield from tensors_of(pick(expression, position), member)
-
-
-def _is_of(*types: Type) -> bool:
-    """Returns whether types have known sizes."""
-    return all(exact_bytes(one) is not None for one in types)
 
 
 def _root(expression: Expression) -> Expression:

@@ -155,10 +155,11 @@ def _check_shape(shape: tuple[int, ...], tensor: TensorType, path: str) -> None:
     declared = tensor.shape
     if declared is None or shape_fits(shape, declared):
         return
-    advice = ""
+    advice, kind = "", "str" if is_string(tensor) else tensor.dtype.name
     if shape and shape_fits(shape[1:], declared):
-        kind = "str" if is_string(tensor) else tensor.dtype.name
         advice = f"declare ({kind}, {[None, *declared]}) for batches"
+    elif shape and declared and shape_fits(shape[1:], declared[1:]):
+        advice = f"declare ({kind}, {[None, *declared[1:]]}) if the number of rows varies"
     mismatch(f"shape {_show_shape(declared)} of {tensor}", f"shape {_show_shape(shape)}", path, advice)
 
 

@@ -14,6 +14,7 @@ from google.protobuf import any_pb2
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carriers import code_version
+from fedstack.computations.leaves.portability import needs_same_bits
 from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.plan.plan import plans
@@ -99,7 +100,7 @@ def write_phase(
     packer: Packer,
     copies: PhaseCopies | None = None,
 ) -> PhaseRequest:
-    """Returns the request to run a phase for a range of clients.
+    """Returns the request to run a phase for a range of clients, as the current scope wants it.
 
     Args:
       template: The request without clients and values, from `phase_template`.
@@ -113,6 +114,7 @@ def write_phase(
     request = template.fill(copies)
     request.first_client = clients.start
     request.clients = len(clients)
+    request.same_bits = needs_same_bits()
     write_values(request, phase, inputs, arguments, packer, copies)
     return request
 

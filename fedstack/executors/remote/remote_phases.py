@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
-from fedstack.computations.leaves.portability import check_fleet
+from fedstack.computations.leaves.portability import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import (
@@ -198,7 +198,7 @@ class _PhaseRun:
                     )
                 raise
             copies.settle(response.kept)
-            check_fleet(response.differing_module, address)
+            warn_of_differing(response.differing_module, address)
         return last
 
     async def _received(

@@ -23,6 +23,7 @@ import attrs
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.codec.unpacking import Unpacker
+from fedstack.computations.leaves.portability import Fleet, check_fleet
 from fedstack.computations.leaves.work_scope import change_scope, current_scope
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import CLIENTS, FederatedType, Type, computation_pb2
@@ -188,7 +189,7 @@ async def run(
     if outbox is not None:
         outbox.admitted(admitted.request, admitted.phase.clients)
     enter_tolerance(admitted.request, None if outbox is None else outbox.ending)
-    await host.admission.load(admitted.leaves)
+    await load(admitted, host)
     found, seconds = admitted.phase, admitted.request.hand_in_seconds
     # A stream of a sequence runs user code while it is written, which only `reply` can do.
     if outbox is None or not seconds > 0 or any(contains_sequence(member) for _, member in found.phase.held):
@@ -205,6 +206,19 @@ async def run(
     functions = sum(computation.ByteSize() for computation in computations_of(admitted.request))
     hand_in = HandIn(take, wanted, outbox.is_free, outbox.begun, all_begun=outbox.all_begun, function_bytes=functions)
     return await engine.run_in_parts(found.phase, found.inputs, found.arguments, found.clients, hand_in)
+
+
+async def load(admitted: AdmittedPhase, host: PhaseHost) -> None:
+    """Loads the functions of an admitted phase.
+
+    Raises:
+      CarrierError: If the sender wants the same bits from all workers, and this one compiles a function in another way.
+    """
+    await host.admission.load(admitted.leaves)
+    request = admitted.request
+    if request.same_bits:
+        change_scope(systems=current_scope().adding(Fleet(mixed=False)).systems)
+        check_fleet(host.admission.differing_modules(computations_of(request)))
 
 
 def enter_tolerance(request: PhaseRequest, ending: Ending | None = None) -> None:

@@ -154,7 +154,11 @@ def test_an_array_has_exactly_the_declared_dtype_and_cannot_be_written_to(value,
 @pytest.mark.parametrize(
     ("value", "type_spec", "message"),
     [
-        ([1, 2, 3], vector(np.int32, 2), "Expected shape [2] of int32[2], found shape [3]; at arg"),
+        (
+            [1, 2, 3],
+            vector(np.int32, 2),
+            "Expected shape [2] of int32[2], found shape [3]; at arg; declare (int32, [None]) if the number of rows",
+        ),
         ([[1], [2]], vector(np.int32, None, 2), "Expected shape [?,2] of int32[?,2], found shape [2,1]; at arg"),
         (
             np.zeros(3, np.int32),

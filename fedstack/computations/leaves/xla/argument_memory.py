@@ -3,9 +3,10 @@
 import itertools
 import math
 import threading
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any, TypeAlias, cast
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +16,20 @@ from fedstack.computations.values.tensor_values import is_plain
 
 # JAX reads memory with this alignment without a copy of its own.
 _ALIGNMENT = 64
+# A thread keeps at most this much between calls. To allocate more takes less time than to compute with it.
+_MOST_KEPT_BYTES = 32 << 20
+
+
+@attrs.frozen
+class ArrayKind:
+    """The shape and dtype of a tensor of a client or element, whose type has unknown sizes."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+
+# The values of a tensor, and its type, or its shape and dtype.
+ArgumentLeaf: TypeAlias = "tuple[Column, TensorType | ArrayKind]"
 
 
 class ArgumentMemory(threading.local):
@@ -27,17 +42,20 @@ class ArgumentMemory(threading.local):
         """Returns arrays of these shapes and dtypes, until the next call on this thread. Their content is undefined."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
         starts = list(itertools.accumulate([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes], initial=0))
-        if starts[-1] > len(self._memory):
+        memory = self._memory
+        if starts[-1] > len(memory):
             memory = np.empty(starts[-1] + _ALIGNMENT, np.uint8)
-            self._memory = memory[-memory.ctypes.data % _ALIGNMENT :]
-        parts = [self._memory[start : start + size] for start, size in zip(starts, sizes)]
+            memory = memory[-memory.ctypes.data % _ALIGNMENT :]
+            if len(memory) <= _MOST_KEPT_BYTES:
+                self._memory = memory
+        parts = [memory[start : start + size] for start, size in zip(starts, sizes)]
         return [part.view(dtype).reshape(shape) for part, (shape, dtype) in zip(parts, kinds)]
 
-    def rows_of(self, leaves: Sequence[tuple[Column, TensorType]], most: int, *, shares: bool = True) -> list[object]:
+    def rows_of(self, leaves: Sequence[ArgumentLeaf], most: int, *, shares: bool = True) -> list[object]:
         """Returns the tensors of some clients or elements as stacked arrays, until the next call on this thread.
 
         Args:
-          leaves: The column and the type of each tensor. The types have known sizes.
+          leaves: The column and the type of each tensor, of known sizes.
           most: The number of rows of each array. What is in rows beyond the columns is undefined.
           shares: Whether the constant itself is returned for a constant column.
         """
@@ -68,6 +86,49 @@ def fill(rows: NDArray[Any], column: Column, first: int = 0) -> None:
         into[:] = column.values
     elif len(column):
         np.stack(cast("list[NDArray[Any]]", column.items()), out=into)
+
+
+def runs_of(leaves: Sequence[tuple[Column, TensorType]]) -> Iterator[tuple[Sequence[ArgumentLeaf], int, int]]:
+    """Yields runs of clients or elements whose tensors have the same shapes.
+
+    Args:
+      leaves: The column and the type of each tensor. First sizes may be unknown.
+
+    Yields:
+      The columns with the shapes of this run, its first index, and the index after its last.
+    """
+    known = [None if None not in (tensor.shape or ()) else _sizes_of(column) for column, tensor in leaves]
+    start, count = 0, len(leaves[0][0])
+    while start < count:
+        stop = start + 1
+        while stop < count and all(found is None or found[stop] == found[start] for found in known):
+            stop += 1
+        yield (
+            [
+                (
+                    column,
+                    tensor if sizes is None else ArrayKind((sizes[start], *(tensor.shape or ())[1:]), tensor.dtype),
+                )
+                for (column, tensor), sizes in zip(leaves, known)
+            ],
+            start,
+            stop,
+        )
+        start = stop
+
+
+def bytes_of(leaves: Sequence[ArgumentLeaf]) -> int:
+    """Returns the size in bytes of the tensors of a client or element, whose shapes are known."""
+    return sum(math.prod(cast("Sequence[int]", kind.shape or ())) * kind.dtype.itemsize for _, kind in leaves)
+
+
+def _sizes_of(column: Column) -> Sequence[int]:
+    """Returns the first size of the array of each client or element."""
+    if isinstance(column, RowsColumn):
+        return [column.values.shape[1]] * len(column)
+    if isinstance(column, ConstantColumn):
+        return [len(cast("Sized", column.value))] * len(column)
+    return [len(cast("Sized", array)) for array in column.items()]
 
 
 argument_memory = ArgumentMemory()

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import itertools
 import os
 import platform
 import re
@@ -26,6 +27,7 @@ import numpy as np
 from fedstack.computations.leaves.compilations import compilations
 from fedstack.errors import CarrierError, ClosedError, InvalidComputationError
 from fedstack.foundations.error_text import text_of
+from fedstack.foundations.traceback_filter import without_frames_in
 
 # What JAX passes to functions that it traces, and the arrays that it returns. JAX's types are not public.
 Traced: TypeAlias = Any
@@ -52,6 +54,8 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+|complex<\w+>)>")
 _SAME_BITS = ("--xla_dump", "--xla_force_host_platform_device_count=")
 # The process that has imported JAX.
 _process: list[int] = []
+# Two threads may import JAX at the same time, and what they compile is counted once.
+_imports = itertools.count()
 
 
 @functools.cache
@@ -67,50 +71,39 @@ def jax() -> Any:
     except ImportError as error:
         raise ImportError('JAX is not installed: pip install "fedstack[jax]"') from error
     check_version(found.__version__)
-    found.monitoring.register_event_listener(_note_event)
-    found.monitoring.register_event_duration_secs_listener(_note_duration)
+    if next(_imports) == 0:
+        found.monitoring.register_event_listener(_note_event)
+        found.monitoring.register_event_duration_secs_listener(_note_duration)
     _process[:] = [os.getpid()]
     return found
 
 
-class Running(threading.local):
-    """The function that this thread runs, whose compilations are counted.
+class _CacheHit(threading.local):
+    """What this thread has found in a cache.
 
     Attributes:
-      name: Its name; empty if there is none.
-      compiles: Whether it is or was being compiled.
-      is_cached: Whether its compiled code was found in JAX's cache on disk.
+      is_cached: Whether the compiled code of its function was found in JAX's cache on disk.
     """
 
-    name: str = ""
-    compiles: bool = False
     is_cached: bool = False
 
 
-running = Running()
-
-
-def end_compiling() -> None:
-    """Records that the function that this thread runs is compiled, or cannot be compiled."""
-    if running.compiles:
-        running.compiles = False
-        compilations.end()
+_cache_hit = _CacheHit()
 
 
 def _note_event(event: str, **_: object) -> None:
     if event == "/jax/compilation_cache/cache_hits":
-        running.is_cached = True
+        _cache_hit.is_cached = True
 
 
 def _note_duration(event: str, seconds: float, **_: object) -> None:
-    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration" and running.name:
-        running.compiles = True
-        compilations.begin(running.name)
+    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration" and compilations.function:
+        compilations.begin()
     elif event == "/jax/core/compile/backend_compile_duration":
-        if running.name:
-            compilations.note(running.name, seconds, from_cache=running.is_cached)
-        end_compiling()
-        running.is_cached = False
+        if name := compilations.function:
+            compilations.note(name, seconds, from_cache=_cache_hit.is_cached)
+            compilations.end()
+        _cache_hit.is_cached = False
 
 
 def check_version(version: str) -> None:
@@ -168,6 +161,11 @@ def needs_values() -> tuple[type[Exception], ...]:
         errors.TracerArrayConversionError,
         errors.TracerIntegerConversionError,
     )
+
+
+def without_frames(error: BaseException) -> None:
+    """Removes the frames of JAX itself from the traceback of an error, as JAX does when it raises errors."""
+    error.__traceback__ = without_frames_in(os.path.dirname(jax().__file__), error.__traceback__)
 
 
 def is_tracing(arguments: object) -> bool:
@@ -239,6 +237,24 @@ def register_tree(
 def folded(step: Callable[[Traced, Any], Any], state: Any, length: Traced) -> Any:
     """Returns the last of the states that a function makes, given the index of a step and a state."""
     return jax().lax.fori_loop(0, length, step, jax().tree_util.tree_map(array, state))
+
+
+def shown_tree(tree: object) -> str:
+    """Returns the containers, shapes and dtypes of a tree of arrays as text."""
+    dtype, shape = cast(object, getattr(tree, "dtype", None)), cast("Sequence[object]", getattr(tree, "shape", ()))
+    if dtype is not None:
+        return f"{dtype}[{','.join(map(str, shape))}]"
+    members: list[str] = []
+    if isinstance(tree, Mapping):
+        named = cast("Mapping[object, object]", tree)
+        members = [f"{key!r}: {shown_tree(member)}" for key, member in named.items()]
+    elif tree is None or isinstance(tree, (bool, int, float, complex)):
+        return repr(tree)
+    else:
+        with contextlib.suppress(ValueError):  # of what is no tree
+            found: Any = jax().tree_util.default_registry.flatten_one_level(tree)
+            members = [shown_tree(member) for member in (found or [()])[0]]
+    return f"{cast(object, tree).__class__.__name__}({', '.join(members)})"
 
 
 def row_of(rows: Traced, index: Traced) -> Traced:

@@ -116,22 +116,10 @@ def jax_function(
     def called(arguments: Sequence[Traced]) -> object:
         try:
             return call(None if parameter is None else traced_payload(iter(arguments), parameter))
-        except jax_api.needs_values() as error:
-            raise InvalidComputationError(
-                f"Expected {name!r} to compute with arrays whose values are not known yet, found "
-                f"{type(error).__name__}: it needs a value{users_lines(error)}; use jnp.where, jax.lax.cond and "
-                "jax.lax.scan in place of if, while, int and float, or use fedstack.python_computation"
-            ) from error
-        except Exception as error:
-            if jax_api.needs_sizes(error):
-                raise InvalidComputationError(
-                    f"Expected {name!r} to compute with arrays whose numbers of rows are not known yet, found "
-                    f"{type(error).__name__}: it needs a number{users_lines(error)}; use x.shape[0] in computations "
-                    "and -1 in shapes in place of len(x), and jax.lax.scan or jax.lax.map in place of loops over rows, "
-                    "or declare the size"
-                ) from error
-            raise_leaf_error(error, name, None)
         except BaseException as error:
+            jax_api.without_frames(error)
+            if (found := _explained(error, name)) is not None:
+                raise InvalidComputationError(found) from error
             raise_leaf_error(error, name, None)
 
     def inferring(*arguments: Traced) -> Sequence[Traced]:
@@ -166,6 +154,35 @@ def _traced(function: FlatFunction, parameter: Type | None, name: str) -> None:
             f"Cannot trace the JAX function {name!r}: {type(error).__name__}: {text_of(error)}; return what the "
             "function computes, without side effects"
         ) from error
+
+
+def _explained(error: BaseException, name: str) -> str | None:
+    """Returns what an error of a traced function means, with advice; `None` if its text says so."""
+    kind, lines, text = type(error).__name__, users_lines(error), str(error)
+    if isinstance(error, jax_api.needs_values()):
+        return (
+            f"Expected {name!r} to compute with arrays whose values are not known yet, found {kind}: it needs a "
+            "value; use jnp.where, jax.lax.cond and jax.lax.scan in place of if, while, int and float, or use "
+            f"fedstack.python_computation{lines}"
+        )
+    if isinstance(error, Exception) and jax_api.needs_sizes(error):
+        return (
+            f"Expected {name!r} to compute with arrays whose numbers of rows are not known yet, found {kind}: it needs "
+            "a number; use x.shape[0] in computations and -1 in shapes in place of len(x), and jax.lax.scan or "
+            f"jax.lax.map in place of loops over rows, or declare the size{lines}"
+        )
+    if JaxSequence.__name__ in text:
+        return (
+            f"Expected {name!r} to pass arrays to other functions, found a sequence; use its elements, whose arrays "
+            f"have a row for each element, its length, or scan(step, state){lines}"
+        )
+    if "Reverse-mode differentiation" in text:
+        return (
+            f"Expected {name!r} to differentiate loops of a known length only, found a loop over a sequence or another "
+            "one of unknown length; differentiate inside of the step that scan calls, or loop over elements with "
+            f"jax.lax.scan and mask those from length on{lines}"
+        )
+    return None
 
 
 def check_types(name: str, *types: Type | None) -> None:
@@ -243,7 +260,7 @@ def _read(value: object, tensor: TensorType, path: str) -> object:
         mismatch(tensor, describe(value), path, "return an array of JAX")
     shape = tuple(size if isinstance(size, int) else None for size in found.shape)
     if found.dtype != tensor.dtype or not _fits(shape, tensor):
-        advice = "convert it with astype, or declare another result type"
+        advice = f"{'reshape it' if found.dtype == tensor.dtype else 'convert it with astype'}, or declare another type"
         sizes = ",".join("?" if size is None else str(size) for size in shape)
         mismatch(tensor, f"{found.dtype}[{sizes}]" if shape else str(found.dtype), path, advice)
     return found

@@ -20,7 +20,8 @@ from fedstack.computations.leaves.xla.exported_program import Export, ExportedPr
 from fedstack.computations.leaves.xla.fused_leaves import GroupLeaf, fuser_of
 from fedstack.computations.leaves.xla.jax_leaf import JaxLeaf
 from fedstack.computations.leaves.xla.jax_sequences import ROWS, traced_leaves
-from fedstack.computations.leaves.xla.looped_leaf import LoopedLeaf, LoopedSequences, clients_at_once
+from fedstack.computations.leaves.xla.looped_leaf import LoopedLeaf, LoopedSequences, RowsLeaf, clients_at_once
+from fedstack.computations.leaves.xla.xla_program import ArrayProgram, ProgramOfRows
 from fedstack.computations.types.language import FunctionType, TensorType, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_sequence, exact_bytes, tensor_leaves, type_from_proto
 from fedstack.errors import CarrierError
@@ -102,19 +103,26 @@ class JaxRuntime(XlaRuntime):
                 f"{name_text(export.version)}; install the same version of JAX in both processes"
             )
         parameter, result = signature.parameter, signature.result
-        program = self._program(export.exported, export.digest, name, parameter, result)
-        empty = None
-        if export.empty and parameter is not None:
-            empty = ExportedProgram(read_export(_checked(export.empty, export.empty_digest, name), name), name)
-            leaves = [_without_rows(leaf) if name == ROWS else leaf for leaf, name in traced_leaves(parameter)]
-            empty.check(leaves, tensors_of(result))
-        alone = JaxLeaf(program, name, parameter, result, empty)
+        program: ArrayProgram = self._program(export.exported, export.digest, name, parameter, result)
+        leaves = [] if parameter is None else traced_leaves(parameter)
+        rows = [index for index, (_, size) in enumerate(leaves) if size == ROWS]
+        if rows:
+            empty = None
+            if export.empty:
+                empty = ExportedProgram(read_export(_checked(export.empty, export.empty_digest, name), name), name)
+                empty.check(
+                    [_without_rows(leaf) if size == ROWS else leaf for leaf, size in leaves], tensors_of(result)
+                )
+            program = ProgramOfRows(program, empty, rows)
+        alone = JaxLeaf(program, name, parameter, result)
         lanes = export.lanes
         if parameter is None:
             return alone
         if contains_sequence(parameter) and program.can_loop and exact_bytes(result) is not None:
-            if all(name != ROWS for _, name in traced_leaves(parameter)):
+            if not rows:
                 return LoopedSequences(program, parameter, result, alone)
+        if rows and program.can_loop and not contains_sequence(parameter):
+            return RowsLeaf(program, name, parameter, result)
         if lanes <= 1:
             most = clients_at_once(parameter, result) if program.can_loop else 1
             return LoopedLeaf(program, parameter, result, most, alone) if most > 1 else alone

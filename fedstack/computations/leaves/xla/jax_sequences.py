@@ -83,12 +83,27 @@ class JaxSequence:
 
         Returns:
           The last state.
+
+        Raises:
+          TypeError: If `step` returns a state of other containers, shapes or dtypes.
         """
+        first, following = jax_api.shown_tree(state), ""
 
         def take(index: Traced, state: Any) -> Any:
-            return step(state, self._made([jax_api.row_of(rows, index) for rows in self._rows]))
+            nonlocal following
+            found = step(state, self._made([jax_api.row_of(rows, index) for rows in self._rows]))
+            following = jax_api.shown_tree(found)
+            return found
 
-        return jax_api.folded(take, state, self._length)
+        try:
+            return jax_api.folded(take, state, self._length)
+        except TypeError as error:
+            if following in ("", first):
+                raise  # it is another error
+            raise TypeError(
+                f"Expected the step of scan to return states like the first one, {first}, found {following}; return "
+                "the same containers, shapes and dtypes, with jax.tree.map and astype, or pass such a first state"
+            ) from error
 
     def __repr__(self) -> str:
         return f"<JaxSequence of {self._element}>"

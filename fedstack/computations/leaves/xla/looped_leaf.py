@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from fedstack.computations.leaves.bound_operation import BoundOperation, ColumnCall, ElementFold, FoldStep
 from fedstack.computations.leaves.leaf import Leaf, raise_leaf_error
 from fedstack.computations.leaves.vectorized_leaf import column_leaves, copied_row, stacked_column
-from fedstack.computations.leaves.xla.argument_memory import argument_memory, fill
+from fedstack.computations.leaves.xla.argument_memory import ArgumentLeaf, argument_memory, bytes_of, fill, runs_of
+from fedstack.computations.leaves.xla.jax_leaf import JaxLeaf
 from fedstack.computations.leaves.xla.jax_sequences import ReadSequence, elements_of, rows_of
 from fedstack.computations.leaves.xla.xla_program import ArrayProgram
 from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
@@ -86,15 +87,45 @@ class LoopedLeaf(BoundOperation):
 
     def _called(self, clients: Column, first_client: int | None) -> list[NDArray[Any]]:
         try:
-            leaves = list(column_leaves(clients, self._parameter))
-            arguments = argument_memory.rows_of(leaves, self.most)
-            shared = tuple(isinstance(column, ConstantColumn) for column, _ in leaves)
-            return self.program.loop(self.most, shared, len(clients), arguments)
+            return _looped(self.program, list(column_leaves(clients, self._parameter)), self.most, len(clients))
         except Exception as error:
             raise_leaf_error(error, self.name, first_client)
 
     def __repr__(self) -> str:
         return f"<LoopedLeaf {self.name}, {self.most} clients at once>"
+
+
+def _looped(program: ArrayProgram, leaves: Sequence[ArgumentLeaf], most: int, clients: int) -> list[NDArray[Any]]:
+    arguments = argument_memory.rows_of(leaves, most)
+    shared = tuple(isinstance(column, ConstantColumn) for column, _ in leaves)
+    return program.loop(most, shared, clients, arguments)
+
+
+class RowsLeaf(JaxLeaf):
+    """A leaf whose arguments have an unknown number of rows, and which runs a compiled loop over elements of sequences.
+
+    The elements of a loop follow each other and have the same number of rows, such as all batches of a client but the
+    last. The loop is compiled once for each number. Clients are called one by one, because they rarely have as many
+    rows as others, and a loop over one client takes longer than a call.
+    """
+
+    elements_at_once = _MOST_CLIENTS
+
+    def call_elements(self, argument: Column, first: int, client: int | None) -> Column:
+        results: list[Column] = []
+        try:
+            leaves = list(column_leaves(argument, cast(Type, self.parameter)))
+            for alike, start, stop in runs_of(leaves):
+                size = bytes_of(alike) + least_bytes(self.result)
+                most = 1 << max(1, min(_SEQUENCE_BYTES // max(1, size), _MOST_CLIENTS)).bit_length() - 1
+                for begin in range(start, stop, most):
+                    count = min(most, stop - begin)
+                    some = [(column.slice(begin, begin + count), tensor) for column, tensor in alike]
+                    found = _looped(self.program, some, most, count)
+                    results.append(stacked_column(iter([rows[:count] for rows in found]), self.result, count))
+        except Exception as error:
+            raise_leaf_error(error, self.name, client)
+        return concatenate(results, self.result) if results else empty_column(self.result)
 
 
 class _Part:

@@ -1,21 +1,24 @@
 """Compiles functions of arrays, and runs them once or in a compiled loop over several clients."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.computations.leaves.xla.jax_api import (
     FlatFunction,
     Traced,
     check_process,
-    end_compiling,
+    is_tracing,
     jax,
-    running,
+    results_of,
+    shaped,
     with_wide_types,
 )
+from fedstack.errors import InvalidComputationError, InvalidValueError
 
 # For how many sizes of its arguments a program keeps compiled code.
 _MOST_SIZES = 64
@@ -82,17 +85,47 @@ def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool)
       name: Its name in messages.
       *arguments: Its arguments.
       is_wide: Whether any of its arrays has numbers of more than 32 bits.
+
+    Raises:
+      InvalidComputationError: If JAX traces the caller.
     """
     check_process()
-    running.name = name
+    compilations.enter(name)
     try:
         if not is_wide:
             return function(*arguments)
         with with_wide_types():
             return function(*arguments)
+    except Exception as error:
+        if not is_tracing(()):
+            raise
+        raise InvalidComputationError(
+            f"Expected no other computations in a function that JAX traces, found one that calls {name!r}; call it "
+            "before, and pass its result as an argument"
+        ) from error
     finally:
-        running.name = ""
-        end_compiling()
+        compilations.leave()
+
+
+class CodeOfSizes:
+    """A function of JAX, whose compiled code is kept for some sizes of its arguments: each takes a megabyte or two.
+
+    Args:
+      function: The function.
+      **options: The options of `jax.jit`.
+    """
+
+    def __init__(self, function: FlatFunction, **options: Any) -> None:
+        self._function = compiled(function, **options)
+        self._sizes: set[tuple[object, ...]] = set()
+
+    def of(self, *sizes: object) -> Any:
+        """Returns the function, to be called for arguments of these sizes."""
+        if sizes not in self._sizes and len(self._sizes) >= _MOST_SIZES:
+            self._sizes.clear()
+            self._function.clear_cache()
+        self._sizes.add(sizes)
+        return self._function
 
 
 class XlaProgram(ArrayProgram):
@@ -122,31 +155,23 @@ class XlaProgram(ArrayProgram):
         self.can_loop = can_loop
         self.is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*arguments, *results))
         self._is_open = any(not isinstance(size, int) for one in arguments for size in one.shape)
-        self._sizes: set[tuple[object, ...]] = set()
-        self._run = compiled(function)
-        self._loop = compiled(self._looped, static_argnums=(0, 1))
+        self._run = CodeOfSizes(function)
+        self._loop = CodeOfSizes(self._looped, static_argnums=(0, 1))
 
     def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
         return self.function(*arguments)
 
     def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
-        if self._is_open:
-            self._note_sizes(arguments)
-        return called(self._run, self.name, *arguments, is_wide=self.is_wide)
-
-    def _note_sizes(self, arguments: Sequence[object]) -> None:
-        """Forgets what was compiled after many sizes, since code for each takes a megabyte or two."""
-        sizes = tuple(np.shape(cast(Any, one))[:1] for one in arguments)
-        if sizes not in self._sizes and len(self._sizes) >= _MOST_SIZES:
-            self._sizes.clear()
-            self._run.clear_cache()
-        self._sizes.add(sizes)
+        return called(self._run.of(*self._sizes(arguments)), self.name, *arguments, is_wide=self.is_wide)
 
     def run_loop(
         self, lanes: int, shared: Sequence[bool], clients: int, arguments: Sequence[object]
     ) -> Sequence[Traced]:
         given = lanes, tuple(shared), np.int32(clients), *arguments
-        return called(self._loop, self.name, *given, is_wide=self.is_wide)
+        return called(self._loop.of(*shared, *self._sizes(arguments)), self.name, *given, is_wide=self.is_wide)
+
+    def _sizes(self, arguments: Sequence[object]) -> Iterator[object]:
+        return (np.shape(cast(Any, one))[:2] for one in arguments) if self._is_open else iter(())
 
     def _looped(self, lanes: int, shared: tuple[bool, ...], clients: Traced, *arguments: Traced) -> Sequence[Traced]:
         lax, numpy = jax().lax, jax().numpy
@@ -161,8 +186,65 @@ class XlaProgram(ArrayProgram):
             found = zip(rows, self.function(*own))
             return [lax.dynamic_update_index_in_dim(into, one, lane, 0) for into, one in found]
 
-        empty = [numpy.zeros((lanes, *one.shape), one.dtype) for one in self.results]
+        results = self.results
+        if self._is_open:
+            shapes = [one.shape if is_shared else one.shape[1:] for one, is_shared in zip(arguments, shared)]
+            own = [shaped(shape, argument.dtype) for shape, argument in zip(shapes, arguments)]
+            results = results_of(self.function, own)
+        empty = [numpy.zeros((lanes, *one.shape), one.dtype) for one in results]
         return lax.fori_loop(0, clients, client, empty)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.name}>"
+
+
+class ProgramOfRows(ArrayProgram):
+    """A function of arrays some of which have an unknown number of rows: the same for all of them.
+
+    Args:
+      program: The function for at least one row.
+      empty: The function for none; `None` if it has no result then.
+      rows: The indices of the arguments with an unknown number of rows.
+    """
+
+    def __init__(self, program: ArrayProgram, empty: ArrayProgram | None, rows: Sequence[int]) -> None:
+        self.name = program.name
+        self.is_wide = program.is_wide
+        self.can_loop = program.can_loop
+        self._program = program
+        self._empty = empty
+        self._rows = rows
+
+    def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
+        return self._of(np.shape(arguments[index])[0] for index in self._rows).trace(arguments)
+
+    def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
+        return self._of(np.shape(cast(Any, arguments[index]))[0] for index in self._rows).run(arguments)
+
+    def run_loop(
+        self, lanes: int, shared: Sequence[bool], clients: int, arguments: Sequence[object]
+    ) -> Sequence[Traced]:
+        shapes = [np.shape(cast(Any, arguments[index])) for index in self._rows]
+        rows = (shape[0 if shared[index] else 1] for shape, index in zip(shapes, self._rows))
+        return self._of(rows).run_loop(lanes, shared, clients, arguments)
+
+    def _of(self, rows: Iterable[int]) -> ArrayProgram:
+        """Returns the function for numbers of rows, which have to be equal.
+
+        Raises:
+          InvalidValueError: If they are not, or there are none and the function has no result then.
+        """
+        found = set(rows)
+        if len(found) > 1:
+            raise InvalidValueError(
+                f"Expected arrays with the same number of rows as arguments of {self.name!r}, found {sorted(found)}; "
+                "pass arrays of one size, or declare the sizes of those that differ"
+            )
+        if 0 not in found:
+            return self._program
+        if self._empty is None:
+            raise InvalidValueError(
+                f"Expected at least one row in the arguments of {self.name!r}, found none; leave out clients without "
+                "data, or let the function return a result for arrays without rows"
+            )
+        return self._empty

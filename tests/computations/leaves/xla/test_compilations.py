@@ -98,6 +98,34 @@ print(json.dumps([compilations.count, compilations.from_cache]))
 """
 
 
+FIRST_CALLS = """
+import threading
+import numpy as np
+from fedstack.computations.leaves.compilations import compilations
+from fedstack.computations.leaves.xla import jax_api
+
+barrier = threading.Barrier(4)
+
+def first_call():
+    barrier.wait()
+    jax_api.jax()
+
+threads = [threading.Thread(target=first_call) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+compilations.enter("half")
+jax_api.jax().jit(lambda x: x / 2)(np.float32(3))
+print(compilations.count)
+"""
+
+
+def test_compilations_are_counted_once_although_several_threads_import_jax() -> None:
+    command = [sys.executable, "-c", FIRST_CALLS]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=120).stdout.split() == [b"1"]
+
+
 def test_a_second_process_finds_compiled_functions_in_the_cache_of_jax(tmp_path: Path) -> None:
     environment = {
         **os.environ,

@@ -13,8 +13,10 @@ import fedstack
 from fedstack.computations.leaves.bound_operation import BoundOperation, FoldSource, FoldStep, FoldTensor
 from fedstack.computations.leaves.compilations import compilations
 from fedstack.computations.leaves.leaf_runtimes import load_leaf
+from fedstack.computations.leaves.xla.xla_program import ArrayProgram
 from fedstack.computations.types.language import TensorType
-from fedstack.computations.values.columns import ListColumn, StructColumn
+from fedstack.computations.values.columns import ConstantColumn, ListColumn, StructColumn
+from fedstack.computations.values.element_columns import element_columns
 from fedstack.errors import InvalidValueError
 from tests.computations.leaves.xla.test_drawn_functions import FLOAT, drawn
 
@@ -90,6 +92,107 @@ def test_a_drawn_function_has_the_same_bits_for_many_elements_and_for_each(seed:
 def test_many_drawn_functions_have_the_same_bits_for_many_elements_and_for_each(seed: int) -> None:
     for check in (check_map, check_fold):
         check(seed, 1 if seed % 2 else 3000, 5)
+
+
+def check_rows(seed: int, sizes: list[int]) -> None:
+    one = drawn(random.Random(seed))
+
+    def mapped(x, matrix):
+        rows = jax.lax.map(lambda row: jnp.clip(one(row, matrix)["vector"], -9, 9), x)
+        return {"rows": rows, "sum": rows.sum(0)}
+
+    def added(total, x):
+        return jnp.clip(total + mapped(x, jnp.eye(6))["sum"], -9, 9)
+
+    values = np.random.default_rng(seed)
+    matrix = values.normal(size=(6, 6)).astype(FLOAT)
+    arrays = [values.normal(size=(size, 6)).astype(FLOAT) for size in sizes]
+    leaf = load_leaf(fedstack.jax_computation((FLOAT, [None, 6]), (FLOAT, [6, 6]))(mapped).to_proto())
+
+    def found(some: list[np.ndarray]) -> list[tuple[bytes, bytes]]:
+        columns = ListColumn(some), ConstantColumn(matrix, len(some))
+        results = leaf.call_elements(StructColumn(columns, len(some)), 0, 3).items()
+        assert [len(rows) for rows, _ in results] == [len(array) for array in some]
+        return [(rows.tobytes(), total.tobytes()) for rows, total in results]
+
+    assert found(arrays) == [alone for array in arrays for alone in found([array])], seed
+    assert found(arrays[1:]) == found(arrays)[1:], seed
+    leaf = load_leaf(fedstack.jax_computation((FLOAT, [6]), (FLOAT, [None, 6]))(added).to_proto())
+    argument = FoldTensor(FoldSource.STATE, 0), FoldTensor(FoldSource.ELEMENT, 0)
+    element = TensorType(FLOAT, [None, 6])
+    step = FoldStep(TensorType(FLOAT, [6]), element, argument, (FoldTensor(FoldSource.RESULT, 0),))
+    fold = leaf.element_fold(step)
+    assert fold is not None
+    together: object = fold([np.zeros(6, FLOAT)], [], ListColumn(arrays), 0)[0]
+    state: object = np.zeros(6, FLOAT)
+    for array in arrays:
+        state = fold([state], [], ListColumn([array]), 0)[0]
+    assert np.asarray(together).tobytes() == np.asarray(state).tobytes(), seed
+
+
+def test_a_drawn_function_of_any_number_of_rows_has_the_same_bits_for_many_elements_and_for_each() -> None:
+    check_rows(1, [5, 5, 5, 5, 2])
+    check_rows(2, [3, 4, 4, 0, 4])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3, 13))
+def test_many_functions_of_any_number_of_rows_have_the_same_bits_for_many_elements_and_for_each(seed: int) -> None:
+    check_rows(seed, [8] * 20 + [7])
+
+
+class Counted(ArrayProgram):
+    """Counts the calls of another program."""
+
+    def __init__(self, program: ArrayProgram) -> None:
+        self.name, self.is_wide, self.can_loop = program.name, program.is_wide, program.can_loop
+        self.program = program
+        self.clients: list[int] = []
+
+    def run_loop(self, lanes, shared, clients, arguments):
+        self.clients.append(clients)
+        return self.program.run_loop(lanes, shared, clients, arguments)
+
+    def run(self, arguments):
+        return self.program.run(arguments)
+
+    def trace(self, arguments):
+        return self.program.trace(arguments)
+
+
+def test_a_short_batch_is_a_call_of_its_own_and_the_others_are_not() -> None:
+    leaf = load_leaf(fedstack.jax_computation((FLOAT, [None]))(lambda rows: rows.sum()).to_proto())
+    leaf.program = Counted(leaf.program)
+    found: list[float] = []
+    for column in element_columns(fedstack.batches(np.ones(99, FLOAT), 2), TensorType(FLOAT, [None]), 0, 16):
+        found += leaf.call_elements(column, len(found), None).items()
+    assert found == [2.0] * 49 + [1.0]
+    assert leaf.program.clients == [16, 16, 16, 1, 1]
+
+
+def test_elements_without_rows_are_what_the_function_says() -> None:
+    most = fedstack.jax_computation((FLOAT, [None]))(lambda rows: jnp.max(rows))
+    total = fedstack.jax_computation(FLOAT, (FLOAT, [None]))(lambda total, rows: total + rows.sum())
+    some = fl.SequenceType((FLOAT, [None]))
+    reduce = at_clients(lambda values: fl.sequence_reduce(values, np.float32(0), total), some)
+    largest = at_clients(lambda values: fl.sequence_sum(fl.sequence_map(most, values)), some)
+    two, none = np.ones(2, FLOAT), np.ones(0, FLOAT)
+    assert reduce([[two, none, two], [none], []]) == [4.0, 0.0, 0.0]
+    with pytest.raises(InvalidValueError, match="Expected at least one row in the arguments of .*, found none"):
+        largest([[two, none]])
+
+
+def test_the_arrays_of_an_element_have_as_many_rows_as_each_other() -> None:
+    pair = {"x": (FLOAT, [None]), "y": (FLOAT, [None])}
+    product = fedstack.jax_computation(pair)(lambda one: one["x"] @ one["y"])
+    step = fedstack.jax_computation(FLOAT, pair)(lambda total, one: total + one["x"] @ one["y"])
+    mapped = at_clients(lambda values: fl.sequence_sum(fl.sequence_map(product, values)), fl.SequenceType(pair))
+    reduced = at_clients(lambda values: fl.sequence_reduce(values, np.float32(0), step), fl.SequenceType(pair))
+    good, bad = {"x": np.ones(2, FLOAT), "y": np.ones(2, FLOAT)}, {"x": np.ones(2, FLOAT), "y": np.ones(3, FLOAT)}
+    for computation in (mapped, reduced):
+        assert computation([[good, good]]) == [4.0]
+        with pytest.raises(InvalidValueError, match=r"same number of rows .* found \[2, 3\].* at client 1"):
+            computation([[good], [good, bad]])
 
 
 def at_clients(function, sequence: fl.SequenceType):

@@ -75,7 +75,7 @@ def test_arguments_of_a_part_have_the_forms_that_they_have_outside() -> None:
 
 def test_types_hold_inside_other_functions() -> None:
     found = error_of((FLOAT, [4]), function=lambda x: double(x))
-    assert "Expected float32[3], found float32[4]; at arg" in found
+    assert "Expected float32[3], found float32[4]; at arg; reshape it" in found
     assert "Expected float32[3], found int32[3]; at arg" in error_of((np.int32, [3]), function=lambda x: double(x))
     with pytest.raises(TypeMismatchError, match="found int32"):
         jax.jit(double)(jnp.ones(3, int))
@@ -124,6 +124,63 @@ def test_a_sequence_is_no_list() -> None:
     assert "Expected scan(step, state)" in error_of(numbers, function=lambda s: sum(one for one in s))
     assert "Expected a comparison of length" in error_of(numbers, function=lambda s: 1.0 if s else 0.0)
     assert "or elements, whose arrays have a row" in error_of(numbers, function=lambda s: s[0])
+
+
+STATE = {"w": (FLOAT, [2]), "n": np.int32}
+
+
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        (lambda state, x: {"w": state["w"] + x, "n": state["n"]}, "dict('w': float32[2], 'n': int32[])"),
+        (lambda state, x: jax.tree.map(lambda one: one + x, state), "AttributeDict('w': float32[2], 'n': float32[])"),
+        (lambda state, x: (state, None), "tuple(AttributeDict('w': float32[2], 'n': int32[]), None)"),
+        (lambda state, x: None, "None"),
+    ],
+    ids=["container", "dtype", "pair", "None"],
+)
+def test_the_states_of_a_loop_are_alike(step, found) -> None:
+    told = error_of(STATE, fl.SequenceType(FLOAT), function=lambda state, numbers: numbers.scan(step, state)["w"])
+    assert f"like the first one, AttributeDict('w': float32[2], 'n': int32[]), found {found}; return the same" in told
+    assert "test_jax_mistakes.py" in told
+
+
+def test_errors_in_the_step_of_a_loop_are_told_with_the_lines_of_users_only() -> None:
+    def step(state, x):
+        return state + x["missing"]
+
+    told = error_of(fl.SequenceType({"a": FLOAT}), function=lambda numbers: numbers.scan(step, 0.0))
+    assert "'<lambda>' raised KeyError: 'missing'" in told
+    assert told.count("  File ") == told.count("test_jax_mistakes.py") == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [jnp.sum, len, lambda s: jax.lax.scan(lambda state, x: (state + x, None), 0.0, s)[0], jax.vmap(lambda x: x)],
+    ids=["sum", "len", "scan", "vmap"],
+)
+def test_a_sequence_is_no_array(function) -> None:
+    told = error_of(fl.SequenceType(FLOAT), function=lambda numbers: function(numbers))
+    assert "found a sequence; use its elements, whose arrays have a row for each element" in told
+
+
+def test_a_loop_over_a_sequence_is_not_differentiated() -> None:
+    def slope(x, numbers):
+        return jax.grad(lambda x: numbers.scan(lambda state, number: state + x * number, 0.0))(x)
+
+    told = error_of(FLOAT, fl.SequenceType(FLOAT), function=slope)
+    assert "found a loop over a sequence" in told
+    assert "differentiate inside of the step" in told
+
+
+def test_a_function_that_is_traced_calls_no_other_computations() -> None:
+    @fl.federated_computation(fl.FederatedType((FLOAT, [3]), fl.CLIENTS))
+    def total(rows):
+        return fl.federated_sum(fl.federated_map(double, rows))
+
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        told = error_of((FLOAT, [3]), function=lambda x: x + total([np.ones(3, FLOAT)]))
+    assert "found one that calls 'double'; call it before, and pass its result as an argument" in told
 
 
 def test_many_sizes_take_bounded_memory() -> None:

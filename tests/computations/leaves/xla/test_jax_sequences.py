@@ -13,6 +13,7 @@ import pytest
 
 import fedstack
 from fedstack.computations.leaves.leaf_runtimes import load_leaf
+from fedstack.computations.leaves.xla.argument_memory import argument_memory
 from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn, StructColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError, LeafError
 from tests.computations.leaves.xla.test_drawn_functions import bits, drawn
@@ -220,3 +221,13 @@ def test_a_stream_that_fails_names_its_client() -> None:
     assert locally(totals, [[1.0] * n for n in range(5)]) == list(range(5))
     with pytest.raises(InvalidValueError, match=r"raised OSError: the disk is gone; at arg\[client 2\]"):
         locally(totals, [[1.0], [2.0], fedstack.from_generator(fail), [3.0]])
+
+
+def test_the_memory_for_arguments_of_one_large_client_is_given_back() -> None:
+    total = fedstack.jax_computation(fl.SequenceType((FLOAT, [1 << 20])))(lambda rows: jnp.sum(rows.elements))
+    (found,) = load_leaf(total.to_proto()).call_column(ListColumn([[np.ones(1 << 20, FLOAT)] * 16]), 0, 1).items()
+    assert found == 1 << 24
+    small, large = (argument_memory.arrays([((size,), np.dtype(np.int8))])[0] for size in (100, 1 << 26))
+    large[:] = 1
+    assert np.shares_memory(small, argument_memory.arrays([((100,), np.dtype(np.int8))])[0])
+    assert len(argument_memory._memory) <= 32 << 20
