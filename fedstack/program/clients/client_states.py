@@ -14,14 +14,14 @@ import attrs
 
 from fedstack.computations.types.language import Type
 from fedstack.data.client_seeds import ClientId, checked_ids
+from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.data.client_states.state_shards import StateShard
 from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
-from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.saved_client_states import SavedClientStates
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
-from fedstack.program.clients.state_shards import StateShard
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
 from fedstack.program.states.staged_releases import StagedReleases
 

@@ -10,7 +10,7 @@ from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.deferred_column import Elsewhere, Where
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.data.client_seeds import ClientId, checked_ids
-from fedstack.program.clients.record_layout import RecordLayout, Records
+from fedstack.data.client_states.record_layout import RecordLayout, Records
 from fedstack.program.clients.shard_index import ShardIndex
 
 

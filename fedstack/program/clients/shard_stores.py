@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from fedstack.data.client_seeds import ClientId
+from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.data.client_states.state_shards import FileShard, MemoryShard, StateShard
+from fedstack.data.headed_file import DamagedStateError
 from fedstack.foundations.synced_folders import sync_folder
-from fedstack.program.clients.record_layout import RecordLayout, Records
-from fedstack.program.clients.state_shards import FileShard, MemoryShard, StateShard
 from fedstack.program.states.folder_lock import FolderLock
-from fedstack.program.states.headed_file import DamagedStateError
 
 RecordsOf: TypeAlias = Callable[[int, int], Records]
 _SUFFIX = ".states"

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.data.client_seeds import ClientId
+from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.data.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
-from fedstack.program.clients.record_layout import RecordLayout, Records
-from fedstack.program.states.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
 
 _KIND = FileKind(b"FEDCLNTS", 1, "file of clients' states")
 
