@@ -17,6 +17,7 @@ from fedstack.computations.codec.packing import ANY_ELEMENT, check_count, place_
 from fedstack.computations.codec.received_bytes import ReceivedBytes
 from fedstack.computations.codec.references import read_references, read_referred_rows
 from fedstack.computations.codec.sequence_rows import read_batchings, sequences_of
+from fedstack.computations.codec.stored_values import read_stored, stored_type
 from fedstack.computations.types.language import (
     FederatedType,
     FunctionType,
@@ -265,6 +266,11 @@ class Unpacker:
             if column is None and isinstance(member, SequenceType):
                 return read_references(proto.references, member.element, path)
             return column
+        if kind == "stored":
+            self._size(len(proto.stored.record), path)
+            stored, has_shared = stored_type(proto.stored, self._max_bytes, path), proto.stored.HasField("shared")
+            shared = self.unpack(proto.stored.shared, stored, path) if has_shared else None
+            return read_stored(proto.stored, shared, stored, member, path)
         return None
 
     def _rows_beside(self, raw: Packed.Raw, member: TensorType, path: str) -> Column:

@@ -149,6 +149,11 @@ class DeferredColumn(Column):
         return not self._picks
 
     @property
+    def picks(self) -> Sequence[int]:
+        """The indices that lead from a value to the nested field whose column this is."""
+        return self._picks
+
+    @property
     def kinds(self) -> set[type[Elsewhere]]:
         """The classes of the stand-ins."""
         return _kinds_of(self.values)

@@ -20,6 +20,7 @@ from fedstack.data.headed_file import ALIGNMENT, FileKind, cannot_write, removed
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
 
+SUFFIX = ".states"
 _KIND = FileKind(b"FEDCLNTS", 1, "file of clients' states")
 
 

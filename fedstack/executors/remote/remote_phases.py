@@ -1,9 +1,10 @@
 """Runs each client phase in another process with a single round trip."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.stored_values import stores_of
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.portability import check_fleet
 from fedstack.computations.leaves.work_scope import current_scope
@@ -301,7 +302,10 @@ async def _written(
 
     If values have to be fetched first, the request is written on a thread.
     """
-    packer = packer_for(session.stub)
+    stores: Set[str] = set()
+    if peer.stores and not inputs_are_here(inputs):
+        stores = await session.stores_among(await off_loop(lambda: list(stores_of(inputs))))
+    packer = packer_for(session.stub, stores)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
     scope = current_scope()

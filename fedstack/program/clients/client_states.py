@@ -96,9 +96,9 @@ class ClientStates(SavedClientStates, StagedReleases):
             )
         layout = RecordLayout.of(like)
         self._lock = threading.Lock()
-        super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex())
         run = Path(sys.argv[0] or "python").name
-        self._store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
+        store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
+        super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex(), store)
         self._name = checked_name("name", name, "states" if self._path is None else self._path.name)
         self._last = _Update([], 0)
         # All updates that are of use to somebody, such as a save that has not ended.
@@ -137,7 +137,7 @@ class ClientStates(SavedClientStates, StagedReleases):
             assert self._manager is not None
             await self._manager.releases_of(version, self._name)  # raises if the version has been removed meanwhile
             raise
-        return SavedClientStates(self._layout, self._first, index)
+        return SavedClientStates(self._layout, self._first, index, self._store)
 
     def update(self, client_ids: Sequence[ClientId], states: Sequence[object]) -> None:
         """Gives clients new states.
@@ -196,6 +196,10 @@ class ClientStates(SavedClientStates, StagedReleases):
             self._last = _Update(self._index.shards, self._last.next + len(shards))
             self._updates.add(self._last)
         return len(places)
+
+    def _held(self) -> tuple[ShardIndex, object]:
+        with self._lock:
+            return self._index, self._last
 
     def _copied(self, client_ids: Sequence[ClientId]) -> Records:
         records = self._layout.empty(len(client_ids))

@@ -7,13 +7,12 @@ from typing import Protocol, TypeAlias
 
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import RecordLayout, Records
-from fedstack.data.client_states.state_shards import FileShard, MemoryShard, StateShard
-from fedstack.data.headed_file import DamagedStateError
+from fedstack.data.client_states.state_shards import SUFFIX, FileShard, MemoryShard, StateShard
+from fedstack.data.client_states.store_folders import id_of_store, name_store, opened_shard
 from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.states.folder_lock import FolderLock
 
 RecordsOf: TypeAlias = Callable[[int, int], Records]
-_SUFFIX = ".states"
 # Files of large records have about this size, so that most of them end as a whole. Small records share one file.
 _FILE_BYTES = 1 << 20
 _MOST_BYTES = 1 << 28
@@ -22,6 +21,11 @@ _SYNCS_AT_ONCE = 8
 
 class ShardStore(Protocol):
     """Where shards are. Their names are numbers that follow each other."""
+
+    @property
+    def id(self) -> str | None:
+        """The id by which other processes find the store; `None` if they cannot have it."""
+        ...
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records as shards, of which the first has the given number.
@@ -65,6 +69,8 @@ class ShardStore(Protocol):
 class MemoryStore:
     """Shards in memory, which exist as long as somebody has them. See `ShardStore`."""
 
+    id = None
+
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
         return [MemoryShard(str(number), list(client_ids), records(0, len(client_ids)))]
@@ -97,15 +103,24 @@ class FolderStore:
         self._layout = layout
         self._lock = FolderLock(folder, run)
         self._unsynced: dict[str, FileShard] = {}
+        self._id: str | None = None
+
+    @property
+    def id(self) -> str | None:
+        """The id in the folder; see `ShardStore.id`."""
+        if self._id is None:
+            self._id = id_of_store(self._folder)
+        return self._id
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
-        self._lock.acquire()
+        if self._lock.acquire() or self._id is None:
+            self._id = name_store(self._folder)
         size = self._layout.dtype.itemsize
         rows = max((_MOST_BYTES if self._layout.is_small else _FILE_BYTES) // size, 1)
         shards: list[StateShard] = []
         for start in range(0, len(client_ids), rows):
-            path = self._folder / f"{number + len(shards):08d}{_SUFFIX}"
+            path = self._folder / f"{number + len(shards):08d}{SUFFIX}"
             stop = min(start + rows, len(client_ids))
             shard = FileShard.written(path, self._layout, list(client_ids[start:stop]), records(start, stop))
             self._unsynced[shard.name] = shard
@@ -114,22 +129,7 @@ class FolderStore:
 
     def find(self, found: Iterable[tuple[str, int]]) -> Sequence[StateShard]:
         """Returns shards by their names and digests; see `ShardStore.find`."""
-        try:
-            return [self._opened(name, digest) for name, digest in found]
-        except FileNotFoundError as error:
-            raise DamagedStateError(
-                f"Expected the clients' states that belong to the program's state, found no file {error.filename}; "
-                "restore it, or load an older version"
-            ) from error
-
-    def _opened(self, name: str, digest: int) -> FileShard:
-        shard = FileShard.opened(self._folder / name, self._layout)
-        if shard.digest != digest:
-            raise DamagedStateError(
-                f"Expected the clients' states that belong to the program's state in {shard.path}, found others, as "
-                "after a copy from elsewhere; restore the file, or load an older version"
-            )
-        return shard
+        return [opened_shard(self._folder, name, digest, self._layout) for name, digest in found]
 
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""
@@ -143,7 +143,7 @@ class FolderStore:
 
     def remove_others(self, names: Collection[str]) -> None:
         """Removes all shards but those with the given names; see `ShardStore.remove_others`."""
-        old = [path for path in self._folder.glob(f"*{_SUFFIX}") if path.name not in names]
+        old = [path for path in self._folder.glob(f"*{SUFFIX}") if path.name not in names]
         for path in old:
             path.unlink(missing_ok=True)
             self._unsynced.pop(path.name, None)

@@ -12,6 +12,7 @@ import attrs
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.references import ReadBlocks
+from fedstack.computations.codec.stored_values import Stores
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import SystemScope, WorkKind, current_scope, set_scope
 from fedstack.computations.types.language import (
@@ -149,6 +150,7 @@ class ServiceCore:
       clock: Returns the time in seconds.
       client_credentials: The credentials with which functions dial other servers.
       reads: Reads sequences that clients send as references.
+      stores: The stores of clients' states that work for clients may use; `None` for none.
 
     Attributes:
       scope: The scope in which work for clients runs.
@@ -162,6 +164,7 @@ class ServiceCore:
         clock: Clock = time.monotonic,
         client_credentials: ClientCredentials | None = None,
         reads: ReadBlocks | None = None,
+        stores: Stores | None = None,
     ) -> None:
         release_unused_types()
         self.factory = factory
@@ -183,6 +186,9 @@ class ServiceCore:
             client_credentials=client_credentials,
             reads=reads,
         )
+        self.stores = stores
+        if stores is not None:
+            self.scope = self.scope.adding(stores)
         self.running = RunningWork()
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False
