@@ -381,7 +381,7 @@ class Packed(_message.Message):
     def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ..., stored: _Optional[_Union[Packed.Stored, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after", "origin", "packed_program")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after", "origin", "store", "packed_program")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept", "first_member", "part", "clients")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +434,17 @@ class PhaseRequest(_message.Message):
         ends: bool
         enough: int
         def __init__(self, absent: _Optional[_Iterable[int]] = ..., client_seconds: _Optional[float] = ..., retries: _Optional[int] = ..., retries_elsewhere: bool = ..., ends: bool = ..., enough: _Optional[int] = ...) -> None: ...
+    class Store(_message.Message):
+        __slots__ = ("held", "store", "name", "clients")
+        HELD_FIELD_NUMBER: _ClassVar[int]
+        STORE_FIELD_NUMBER: _ClassVar[int]
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        held: int
+        store: str
+        name: str
+        clients: bytes
+        def __init__(self, held: _Optional[int] = ..., store: _Optional[str] = ..., name: _Optional[str] = ..., clients: _Optional[bytes] = ...) -> None: ...
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +462,7 @@ class PhaseRequest(_message.Message):
     TELLS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     PACKED_PROGRAM_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     first_client: int
@@ -469,8 +481,9 @@ class PhaseRequest(_message.Message):
     tells: bool
     after: str
     origin: Origin
+    store: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Store]
     packed_program: PhaseRequest.Input
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ..., after: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., packed_program: _Optional[_Union[PhaseRequest.Input, _Mapping]] = ...) -> None: ...
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ..., after: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., store: _Optional[_Iterable[_Union[PhaseRequest.Store, _Mapping]]] = ..., packed_program: _Optional[_Union[PhaseRequest.Input, _Mapping]] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("why", "server")

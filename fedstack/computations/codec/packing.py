@@ -67,6 +67,7 @@ class Packer:
     Attributes:
       segments: The bytes of the large arrays, in the order in which the message announces the arrays.
       shared: Which of the segments belong to values that are the same for all clients.
+      stores: See below.
       owners: What has to exist until the peer has read the values whose places it was sent.
 
     Args:
@@ -83,7 +84,7 @@ class Packer:
         self._large_bytes = large_bytes
         self.owners: list[object] = []
         self._references = references
-        self._stores = stores
+        self.stores = stores
 
     @property
     def segment_bytes(self) -> int:
@@ -148,11 +149,10 @@ class Packer:
         rows = referred_rows(column) if self._references else ()
         if rows:
             write_referred_rows(proto.references, column.first, rows)
-        elif self._stores and (found := write_stored(proto.stored, column, self._stores)) is not None:
-            where, is_shared = found
-            if is_shared:
-                self.pack_shared(proto.stored.shared, where.shared, where.type_spec, path)
-            self.owners.append(where.owner)
+        elif self.stores and (found := write_stored(proto.stored, column, self.stores)) is not None:
+            if found.shared is not None:
+                self.pack_shared(proto.stored.shared, found.shared, found.type_spec, path)
+            self.owners.append(found.owner)
         else:
             self.pack_column(proto, column.here(), member, path)
 

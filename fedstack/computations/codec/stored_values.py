@@ -10,7 +10,6 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from fedstack.computations.leaves.work_scope import SystemScope, current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
@@ -19,8 +18,39 @@ from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhe
 from fedstack.computations.values.federated_values import column_from_values
 from fedstack.computations.values.shared_columns import SharedColumn
 from fedstack.computations.values.tensor_values import mismatch
-from fedstack.errors import CarrierError, InvalidValueError, ResourceLimitError
+from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.proto.extensions_pb2 import Packed
+
+
+class StoreFolders(Protocol):
+    """The stores that this process has."""
+
+    def find(self, ids: Sequence[str]) -> Sequence[str]:
+        """Returns those of some ids that stores have. May block."""
+        ...
+
+    def read(self, found: "Sequence[StoredValue]") -> Column:
+        """Reads values of one type. May block.
+
+        Raises:
+          FedstackError: If a value cannot be read.
+        """
+        ...
+
+    def write(self, store: str, name: str, type_spec: Type, ids: bytes, values: Column) -> "Sequence[StoredValue]":
+        """Writes values to new files, which survive a power failure. May block.
+
+        Args:
+          store: The id of the store.
+          name: What the names of the files begin with.
+          type_spec: The type of the values.
+          ids: The id of each client, as JSON.
+          values: The values.
+
+        Raises:
+          FedstackError: If they cannot be written. Then there are no files.
+        """
+        ...
 
 
 @attrs.frozen(eq=False)
@@ -32,12 +62,14 @@ class StoredFile:
       name: The name of the file.
       digest: What tells the file from others of the same name.
       type_spec: The type of the values in the store.
+      folders: The stores of this process.
     """
 
     store: str
     name: str
     digest: int
     type_spec: Type
+    folders: StoreFolders
 
 
 @attrs.frozen(eq=False)
@@ -49,7 +81,7 @@ class Whereabouts:
       files: The name and the digest of each file.
       of: For each value, the index of its file.
       records: For each value, the index of its record in the file, counted from 1; 0 for the shared value.
-      shared: The value of all clients that have none in the store.
+      shared: The value of all clients that have none in the store; `None` if there is no such value.
       owner: Keeps the files, as long as it exists.
     """
 
@@ -77,40 +109,13 @@ class InStore(Elsewhere):
         raise NotImplementedError
 
 
-class StoreFolders(Protocol):
-    """The stores that this process has."""
-
-    def find(self, ids: Sequence[str]) -> Sequence[str]:
-        """Returns those of some ids that stores have. May block."""
-        ...
-
-    def read(self, found: "Sequence[StoredValue]") -> Column:
-        """Reads values of one type. May block.
-
-        Raises:
-          FedstackError: If a value cannot be read.
-        """
-        ...
-
-
 @attrs.frozen(eq=False)
-class Stores(SystemScope):
-    """Part of the scope of work for others: the stores that it may use.
-
-    Attributes:
-      folders: The stores.
-    """
-
-    folders: StoreFolders
-
-
-@attrs.frozen(eq=False)
-class StoredValue(Elsewhere):
-    """A stand-in for a value in a store of this process, of which another process has sent the whereabouts.
+class StoredValue(InStore):
+    """A stand-in for a value in a store of this process, of which another process knows the place.
 
     Attributes:
       file: The file that has the value.
-      row: The index of its record.
+      row: The index of its record; -1 for a client without a value.
     """
 
     file: StoredFile
@@ -119,14 +124,26 @@ class StoredValue(Elsewhere):
     @classmethod
     def read(cls, found: "Sequence[StoredValue]", member: Type, where: Where) -> Column:
         """Reads the values of many clients."""
-        stores = current_scope().of(Stores)
-        if stores is None:
-            raise CarrierError(
-                f"Expected the value itself at {where(0)}, found its place in a store of clients' states, but this "
-                "process has no stores: fedstack serve --client-states FOLDER, ServerConfig.client_states, or "
-                "local_worker_pool(client_states=[...])"
-            )
-        return stores.folders.read(found)
+        return found[0].file.folders.read(found)
+
+    @classmethod
+    def store_of(cls, found: "Sequence[StoredValue]") -> str | None:
+        """Returns the id of the store that has the values; see `InStore`."""
+        store = found[0].file.store
+        return store if all(one.file.store == store for one in found) else None
+
+    @classmethod
+    def locate(cls, found: "Sequence[StoredValue]") -> Whereabouts:
+        """Returns where the values are; see `InStore`."""
+        places: dict[tuple[str, int], int] = {}
+        of = [places.setdefault((one.file.name, one.file.digest), len(places)) if one.row >= 0 else 0 for one in found]
+        return Whereabouts(found[0].file.type_spec, list(places), of, [one.row + 1 for one in found], None, None)
+
+
+class StoredResult(StoredValue):
+    """A stand-in for a result that a worker has written to a store."""
+
+    is_result = True
 
 
 def _store_of(column: DeferredColumn) -> str | None:
@@ -148,9 +165,7 @@ def stores_of(columns: Sequence[object]) -> Iterator[str]:
             yield store
 
 
-def write_stored(
-    message: Packed.Stored, column: DeferredColumn, stores: Container[str]
-) -> tuple[Whereabouts, bool] | None:
+def write_stored(message: Packed.Stored, column: DeferredColumn, stores: Container[str]) -> Whereabouts | None:
     """Writes where the values of a column are, apart from the shared value.
 
     Args:
@@ -159,7 +174,7 @@ def write_stored(
       stores: The ids of the stores that the receiver has.
 
     Returns:
-      Where they are, and whether a value is the shared one; `None` if the receiver does not have them.
+      Where they are; `None` if the receiver does not have them. Without a shared value if no client has it.
     """
     store = _store_of(column)
     if store is None or store not in stores:
@@ -174,10 +189,18 @@ def write_stored(
         message.of.extend(found.of)
     message.record.extend(found.records)
     message.first = column.first
-    return found, 0 in found.records
+    return found if 0 in found.records else attrs.evolve(found, shared=None)
 
 
-def read_stored(message: Packed.Stored, shared: Payload, stored: Type, member: Type, path: str) -> DeferredColumn:
+def read_stored(
+    message: Packed.Stored,
+    shared: Payload,
+    stored: Type,
+    member: Type,
+    path: str,
+    folders: StoreFolders,
+    kind: type[StoredValue],
+) -> DeferredColumn:
     """Returns a column of values that are read when they are used.
 
     Args:
@@ -186,6 +209,8 @@ def read_stored(message: Packed.Stored, shared: Payload, stored: Type, member: T
       stored: The type of the values in the store, from `stored_type`.
       member: The expected type of the values.
       path: The path of the value, for error messages.
+      folders: The stores of this process.
+      kind: The class of stand-ins for the values.
 
     Raises:
       InvalidValueError: If the message is inconsistent.
@@ -199,7 +224,7 @@ def read_stored(message: Packed.Stored, shared: Payload, stored: Type, member: T
         picked = fields[index][1]
     if not member.is_assignable_from(picked):
         mismatch(type_text(member), f"stored values of type {type_text(picked)}", path)
-    files = [StoredFile(message.store, one.name, one.digest, stored) for one in message.file]
+    files = [StoredFile(message.store, one.name, one.digest, stored, folders) for one in message.file]
     of = message.of or [0] * len(message.record)
     if len(of) != len(message.record) or any(
         (record and index >= len(files)) or (not record and shared is None) for index, record in zip(of, message.record)
@@ -208,7 +233,7 @@ def read_stored(message: Packed.Stored, shared: Payload, stored: Type, member: T
             f"Expected a file for each of {len(message.record)} stored values at {path}, found {len(files)} files and "
             f"{len(message.of)} indices; send either no indices, or one valid index for each value"
         )
-    values = [StoredValue(files[index], record - 1) if record else shared for index, record in zip(of, message.record)]
+    values = [kind(files[index], record - 1) if record else shared for index, record in zip(of, message.record)]
     return DeferredColumn(
         values, stored, f"{path}[client 0]", column_from_values, message.first, tuple(map(int, message.pick))
     )

@@ -1,10 +1,12 @@
-"""The stores of clients' states that a worker reads for programs on other machines.
+"""The stores of clients' states that a worker reads and writes for programs on other machines.
 
 A store is a folder. It has an id, which is drawn at random and is in a file of the folder. A program that sends a
 client to a worker names the store by its id, and never by a path, so that it reaches only the folders that the operator
 of the worker has named.
 """
 
+import contextlib
+import json
 import os
 import re
 import secrets
@@ -16,9 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from fedstack.computations.codec.stored_values import StoredFile, StoredValue
+from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
+from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.data.client_states.record_layout import RecordLayout
-from fedstack.data.client_states.state_shards import SUFFIX, FileShard
+from fedstack.data.client_states.state_shards import SUFFIX, FileShard, ids_from_json, rows_of_a_file, sync_shards
 from fedstack.data.headed_file import DamagedStateError, write_whole
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.foundations.caches import SharedCache
@@ -28,7 +32,8 @@ _ID_FILE = ".store"
 _ID = re.compile(rb"[0-9a-f]{32}\n")
 # Stores are the folders that are named, and folders in them up to this depth.
 _DEPTH = 2
-_NAME = re.compile(r"[0-9a-z-]{1,80}" + re.escape(SUFFIX))
+_NAME = re.compile(r"[0-9a-z-]{1,120}" + re.escape(SUFFIX))
+_BEGINNING = re.compile(r"[0-9a-z-]{1,80}")
 # The shards whose ids of clients are kept in memory: how many, and about how many bytes of these ids.
 _MOST_SHARDS, _MOST_BYTES, _ID_BYTES = 10_000, 64 << 20, 80
 
@@ -141,15 +146,57 @@ class ClientStateFolders:
         key = file.store, file.name, file.digest
         shard, known = self._shards.get(key) or (None, layout)
         if shard is None:
-            if not _NAME.fullmatch(file.name):
-                raise InvalidValueError(f"Expected the name of a file of clients' states, found {name_text(file.name)}")
             shard = opened_shard(self._folder_of(file.store), file.name, file.digest, layout)
             self._shards.put(key, (shard, layout), _ID_BYTES * len(shard.client_ids))
         layout.check(known.fields, str(shard.path))
         return shard
 
+    def write(self, store: str, name: str, type_spec: Type, ids: bytes, values: Column) -> Sequence[StoredValue]:
+        """Writes states to new files; see `StoreFolders.write`.
+
+        Raises:
+          CarrierError: If the store is not in one of the folders.
+          InvalidValueError: If the name or the ids are not valid.
+          ProgramStateError: If the files cannot be written.
+        """
+        if not _BEGINNING.fullmatch(name):
+            raise InvalidValueError(
+                f"Expected letters, digits and hyphens as the beginning of names of files, found {name_text(name)}"
+            )
+        clients, layout = _ids_in(ids, len(values)), RecordLayout.of(type_spec)
+        folder, size = self._folder_of(store), rows_of_a_file(layout)
+        shards: list[FileShard] = []
+        try:
+            for start in range(0, len(values), size):
+                path, stop = folder / f"{name}-{start:x}{SUFFIX}", min(start + size, len(values))
+                records = layout.records(values.slice(start, stop))
+                shards.append(FileShard.written(path, layout, clients[start:stop], records, is_new=True))
+            sync_shards(shards, folder)
+        except BaseException:
+            for shard in shards:
+                with contextlib.suppress(OSError):
+                    shard.path.unlink(missing_ok=True)
+            raise
+        files = [StoredFile(store, shard.name, shard.digest, type_spec, self) for shard in shards]
+        return [StoredValue(files[row // size], row % size) for row in range(len(values))]
+
     def __repr__(self) -> str:
         return f"<ClientStateFolders {', '.join(map(str, self._folders))}>"
+
+
+def _ids_in(content: bytes, count: int) -> list[ClientId]:
+    """Returns the ids of clients in a message.
+
+    Raises:
+      InvalidValueError: If they are not valid, or of another number.
+    """
+    try:
+        found = checked_ids(ids_from_json(json.loads(content)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidValueError(f"Expected a list of client ids in JSON, found {name_text(str(content))}") from error
+    if len(found) != count:
+        raise InvalidValueError(f"Expected the ids of {count} clients, found {len(found)}")
+    return list(found)
 
 
 def opened_shard(folder: Path, name: str, digest: int, layout: RecordLayout) -> FileShard:
@@ -159,6 +206,8 @@ def opened_shard(folder: Path, name: str, digest: int, layout: RecordLayout) -> 
       InvalidValueError: If its records have another layout.
       ProgramStateError: If it is missing or damaged, or is another one.
     """
+    if not _NAME.fullmatch(name):
+        raise InvalidValueError(f"Expected the name of a file of clients' states, found {name_text(name)}")
     try:
         shard = FileShard.opened(folder / name, layout)
     except FileNotFoundError as error:

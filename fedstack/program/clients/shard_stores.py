@@ -1,22 +1,24 @@
 """Stores of shards: a folder with a file for each, or memory."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import RecordLayout, Records
-from fedstack.data.client_states.state_shards import SUFFIX, FileShard, MemoryShard, StateShard
+from fedstack.data.client_states.state_shards import (
+    SUFFIX,
+    FileShard,
+    MemoryShard,
+    StateShard,
+    rows_of_a_file,
+    sync_shards,
+)
 from fedstack.data.client_states.store_folders import id_of_store, name_store, opened_shard
-from fedstack.foundations.synced_folders import sync_folder
+from fedstack.errors import FedstackError
 from fedstack.program.states.folder_lock import FolderLock
 
 RecordsOf: TypeAlias = Callable[[int, int], Records]
-# Files of large records have about this size, so that most of them end as a whole. Small records share one file.
-_FILE_BYTES = 1 << 20
-_MOST_BYTES = 1 << 28
-_SYNCS_AT_ONCE = 8
 
 
 class ShardStore(Protocol):
@@ -57,8 +59,12 @@ class ShardStore(Protocol):
         """
         ...
 
-    def remove_others(self, names: Collection[str]) -> None:
-        """Removes all shards but those with the given names."""
+    def share(self) -> Path | None:
+        """Returns the folder of the store, in which others may write shards; `None` if they cannot."""
+        ...
+
+    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
+        """Removes all shards but those with the given names, and those whose names have the given beginnings."""
         ...
 
     def unlock(self) -> None:
@@ -82,7 +88,11 @@ class MemoryStore:
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Does nothing."""
 
-    def remove_others(self, names: Collection[str]) -> None:
+    def share(self) -> Path | None:
+        """Returns nothing: others cannot have it."""
+        return None
+
+    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
         """Does nothing."""
 
     def unlock(self) -> None:
@@ -112,12 +122,23 @@ class FolderStore:
             self._id = id_of_store(self._folder)
         return self._id
 
-    def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
-        """Adds records; see `ShardStore.add`."""
+    def _own(self) -> None:
+        """Takes the folder for this run, and gives the store an id if it has none."""
         if self._lock.acquire() or self._id is None:
             self._id = name_store(self._folder)
-        size = self._layout.dtype.itemsize
-        rows = max((_MOST_BYTES if self._layout.is_small else _FILE_BYTES) // size, 1)
+
+    def share(self) -> Path | None:
+        """Returns the folder; see `ShardStore.share`."""
+        try:
+            self._own()
+        except FedstackError:  # the update will say so
+            return None
+        return self._folder
+
+    def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
+        """Adds records; see `ShardStore.add`."""
+        self._own()
+        rows = rows_of_a_file(self._layout)
         shards: list[StateShard] = []
         for start in range(0, len(client_ids), rows):
             path = self._folder / f"{number + len(shards):08d}{SUFFIX}"
@@ -134,16 +155,15 @@ class FolderStore:
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""
         new = [self._unsynced[shard.name] for shard in shards if shard.name in self._unsynced]
-        if new:
-            with ThreadPoolExecutor(min(len(new), _SYNCS_AT_ONCE)) as pool:  # the disk joins what arrives together
-                list(pool.map(FileShard.sync, new))
-            sync_folder(self._folder)
+        sync_shards(new, self._folder)
         for shard in new:
             self._unsynced.pop(shard.name, None)
 
-    def remove_others(self, names: Collection[str]) -> None:
-        """Removes all shards but those with the given names; see `ShardStore.remove_others`."""
-        old = [path for path in self._folder.glob(f"*{SUFFIX}") if path.name not in names]
+    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
+        """Removes all shards but some; see `ShardStore.remove_others`."""
+        spared = tuple(beginnings)
+        files = self._folder.glob(f"*{SUFFIX}")
+        old = [path for path in files if path.name not in names and not path.name.startswith(spared)]
         for path in old:
             path.unlink(missing_ok=True)
             self._unsynced.pop(path.name, None)

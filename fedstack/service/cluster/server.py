@@ -78,8 +78,8 @@ class ServerConfig:
         to the datasets of these dispatchers. The server dials the dispatchers and their data workers with
         `client_credentials`. By default there are none.
       client_states: Folders with clients' states, such as those of runs, which this machine shares with the programs
-        that own them. The server reads the states there instead of receiving them with the clients. By default there
-        are none.
+        that own them. The server reads and writes the states there, so that they do not travel with the clients. By
+        default there are none.
     """
 
     credentials: ServerCredentials | None = None

@@ -90,13 +90,13 @@ class ExecutorExtensions:
             heartbeat_seconds=limits.heartbeat_seconds,
             asks_for_token=self.server is not None and self.server.asks_for_token,
             isolates=bool(sys.executable),
-            stores=self._core.stores is not None,
+            stores=self._core.admission.stores is not None,
         )
 
     async def find_stores(self, request: messages.FindStoresRequest) -> messages.FindStoresResponse:
         """Returns which of some stores of clients' states this server has."""
-        stores, ids = self._core.stores, list(request.id)
-        found = () if stores is None else await off_loop(lambda: stores.folders.find(ids))
+        stores, ids = self._core.admission.stores, list(request.id)
+        found = () if stores is None else await off_loop(lambda: stores.find(ids))
         return messages.FindStoresResponse(id=found)
 
     async def open_session(self, request: messages.OpenSessionRequest) -> messages.OpenSessionResponse:

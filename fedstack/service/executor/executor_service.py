@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from fedstack.computations.codec.references import ReadBlocks
-from fedstack.computations.codec.stored_values import StoreFolders, Stores
+from fedstack.computations.codec.stored_values import StoreFolders
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.proto import executor_pb2, extensions_pb2
@@ -48,9 +48,8 @@ class ExecutorService(Service):
         reads: ReadBlocks | None = None,
         stores: StoreFolders | None = None,
     ) -> None:
-        found = None if stores is None else Stores(stores)
         limits, policy = limits or ServiceLimits(), policy or CarrierPolicy()
-        self._core = ServiceCore(factory, limits, policy, clock, client_credentials, reads, found)
+        self._core = ServiceCore(factory, limits, policy, clock, client_credentials, reads, stores)
         self._group = ExecutorGroup(self._core)
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 

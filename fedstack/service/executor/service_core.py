@@ -12,7 +12,7 @@ import attrs
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.references import ReadBlocks
-from fedstack.computations.codec.stored_values import Stores
+from fedstack.computations.codec.stored_values import StoreFolders
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import SystemScope, WorkKind, current_scope, set_scope
 from fedstack.computations.types.language import (
@@ -164,7 +164,7 @@ class ServiceCore:
         clock: Clock = time.monotonic,
         client_credentials: ClientCredentials | None = None,
         reads: ReadBlocks | None = None,
-        stores: Stores | None = None,
+        stores: StoreFolders | None = None,
     ) -> None:
         release_unused_types()
         self.factory = factory
@@ -176,6 +176,7 @@ class ServiceCore:
         self._inside_leaves = inside = SyncExecutionContext(factory)  # for computations called in leaf functions
         self.isolated = asyncio.Semaphore(limits.max_isolated)  # limits the number of child processes
         self.admission = LimitedAdmission(policy, limits)
+        self.admission.stores = stores
         self.abandoned = AbandonedWork(
             limits.max_abandoned,
             lambda found: exceeded(limits, "max_abandoned", found, "wait until some of these tasks end"),
@@ -186,9 +187,6 @@ class ServiceCore:
             client_credentials=client_credentials,
             reads=reads,
         )
-        self.stores = stores
-        if stores is not None:
-            self.scope = self.scope.adding(stores)
         self.running = RunningWork()
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False

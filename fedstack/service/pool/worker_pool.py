@@ -153,8 +153,8 @@ def local_worker_pool(
         pool restarts at most ten workers, or three times the number of workers if that is more.
       data_services: The addresses of dispatchers whose datasets computations may refer to. Pass the credentials to dial
         them in `options`, such as `--call-token-file`.
-      client_states: Folders with clients' states, such as those of runs. The workers read the states there instead of
-        receiving them with the clients.
+      client_states: Folders with clients' states, such as those of runs. The workers read and write the states there,
+        so that they do not travel with the clients.
 
     Raises:
       InvalidValueError: If the number of workers is 0 or too large for this machine.

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,18 +19,24 @@ from watching import Diary
 import fedstack
 from fedstack import ClientStates
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.stored_values import Stores
+from fedstack.computations.codec.stored_values import StoredResult
 from fedstack.computations.codec.unpacking import Unpacker
-from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import WorkScope
+from fedstack.computations.plan.schedule import schedule
+from fedstack.computations.plan.tasks import PhaseTask
+from fedstack.computations.plan.trace import trace
+from fedstack.computations.values.columns import Column
 from fedstack.computations.values.federated_values import normalize_argument
+from fedstack.data.client_states import store_folders
+from fedstack.data.client_states.state_shards import FileShard
 from fedstack.data.client_states.store_folders import ClientStateFolders
+from fedstack.data.headed_file import cannot_write
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, ProgramStateError, TypeMismatchError
+from fedstack.executors.base.stored_results import check_stored
 from fedstack.observe import add_observer
 from fedstack.observe.events import PhaseEnded
-from fedstack.program import FileProgramStateManager
-from fedstack.proto.extensions_pb2 import Packed
-from fedstack.service import Server, ServerConfig
+from fedstack.program import FederatedContext, FileProgramStateManager
+from fedstack.proto.extensions_pb2 import Packed, PhaseRequest, PhaseResponse
+from fedstack.service import Server, ServerConfig, local_worker_pool
 
 SIZE = 20_000
 STATE = fl.TensorType(np.float32, [SIZE])
@@ -42,10 +51,29 @@ def moved(one):
     return one["state"] * np.float32(0.7) + one["x"]
 
 
-@fl.federated_computation(fl.FederatedType(BOTH, fl.CLIENTS))
-def step(ones):
-    changed = fl.federated_map(moved, ones)
-    return fl.federated_mean(changed), changed
+@fedstack.python_computation(STATE, np.float32)
+def last_of(state):
+    return state[-1]
+
+
+@fedstack.python_computation([STATE, np.float32], STATE)
+def centred(state, mean):
+    return state - mean
+
+
+def step_of(move) -> object:
+    """Returns a round of two phases, of which the second reads what the first has returned at clients."""
+
+    @fl.federated_computation(fl.FederatedType(BOTH, fl.CLIENTS))
+    def step(ones):
+        changed = fl.federated_map(move, ones)
+        mean = fl.federated_mean(fl.federated_map(last_of, changed))
+        return mean, fl.federated_map(centred, (changed, fl.federated_broadcast(mean)))
+
+    return step
+
+
+step = step_of(moved)
 
 
 @contextlib.contextmanager
@@ -61,39 +89,103 @@ def states_in(folder: Path) -> tuple[FileProgramStateManager, ClientStates]:
     return manager, ClientStates(folder / "memories", like=FIRST, state_manager=manager)
 
 
+def ones_of(states: ClientStates, number: int) -> tuple[list[int], list[object]]:
+    """Returns the clients of a round, six of nine, and what they have."""
+    ids = [(number * 4 + place) % 9 for place in range(6)]
+    return ids, [{"state": state, "x": float(client)} for client, state in zip(ids, states.select(ids))]
+
+
 def trained(folder: Path, rounds: range) -> list[bytes]:
-    """Runs rounds with some of nine clients each, and returns all that came out of them, and all states."""
+    """Runs rounds outside of a program, and returns all that came out of them, and all states."""
     manager, states = states_in(folder)
     _, last = asyncio.run(manager.load_latest(0))
     assert last == rounds.start - 1
     found: list[bytes] = []
     for number in rounds:
-        ids = [(number * 4 + place) % 9 for place in range(6)]
-        ones = [{"state": state, "x": float(client)} for client, state in zip(ids, states.select(ids))]
+        ids, ones = ones_of(states, number)
         mean, changed = step(ones)
         states.update(ids, changed)
         asyncio.run(manager.save(number, number))
-        found.append(mean.tobytes())
-    found += [np.asarray(states.get(client)).tobytes() for client in range(9)]
+        found.append(np.asarray(mean).tobytes())
+    found += all_of(states)
     manager.close()
     return found
 
 
-@pytest.mark.parametrize("shares", [(True,), (True, True), (True, False)])
-def test_states_stay_in_a_folder_that_workers_share_with_the_same_bits(tmp_path: Path, shares: Sequence[bool]) -> None:
-    with fedstack.create_sync_local_execution_context():
-        expected = trained(tmp_path / "local", range(1, 5))
-    with served(tmp_path / "shared", shares) as targets:
-        diary = Diary()
-        with fedstack.create_sync_remote_execution_context(targets), add_observer(diary, direct=True):
-            trained(tmp_path / "shared", range(1, 3))
-            found = trained(tmp_path / "shared", range(3, 5))  # as after a restart
-    assert found == expected[2:]
+def all_of(states: ClientStates) -> list[bytes]:
+    return [np.asarray(states.get(client)).tobytes() for client in range(9)]
+
+
+def trained_in_program(folder: Path, rounds: range, targets: object, **options: object) -> list[bytes]:
+    """Runs rounds in a program, whose context updates the states; see `trained`."""
+
+    async def run() -> list[bytes]:
+        manager, states = states_in(folder)
+        _, last = await manager.load_latest(0)
+        assert last == rounds.start - 1
+        found: list[bytes] = []
+        for number in rounds:
+            _, ones = ones_of(states, number)
+            mean, _ = step(ones)
+            await manager.save(number, number)
+            found.append(np.asarray(await mean.get_value()).tobytes())
+        found += all_of(states)
+        manager.close()
+        return found
+
+    with fedstack.create_async_remote_execution_context(targets, **options) as context:
+        with fedstack.use_context(FederatedContext(context)):
+            found = asyncio.run(run())
+    check_files(folder)
+    return found
+
+
+def check_files(folder: Path) -> None:
+    """Checks that the next process finds the files of the last version, and nothing else is left."""
+    manager, _ = states_in(folder)
+    _, last = asyncio.run(manager.load_latest(0))
+    saved = asyncio.run(manager.releases_of(last, "memories"))
+    assert files_in(folder) == sorted(name for name, _ in saved["shards"])
+    manager.close()
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "memories").glob("*.states"))
+
+
+def numbers_of(diary: Diary, targets: Sequence[str], number: str) -> list[list[int]]:
+    """Returns a number of the phases of each worker, in their order."""
     phases = [one for one in diary.of(PhaseEnded) if one.bytes_sent]
-    sent = {target: [one.bytes_sent for one in phases if one.worker in target] for target in targets}
-    for target, is_shared in zip(targets, shares):
-        assert len(sent[target]) == 4
-        assert all((size < FIRST.nbytes / 10) == is_shared for size in sent[target][3:]), sent
+    return [[getattr(one, number) for one in phases if one.worker in target] for target in targets]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    with fedstack.create_sync_local_execution_context():
+        return trained(tmp_path_factory.mktemp("local"), range(1, 5))
+
+
+@pytest.mark.parametrize("shares", [(True,), (True, True), (True, False)])
+def test_states_stay_in_a_folder_that_workers_share_with_the_same_bits(
+    tmp_path: Path, shares: Sequence[bool], expected: list[bytes]
+) -> None:
+    diary = Diary()
+    with served(tmp_path, shares) as targets, add_observer(diary, direct=True):
+        trained_in_program(tmp_path, range(1, 3), targets)
+        found = trained_in_program(tmp_path, range(3, 5), targets)  # as after a restart
+    assert found == expected[2:]
+    for number in ("bytes_sent", "bytes_received"):
+        for sizes, is_shared in zip(numbers_of(diary, targets, number), shares):
+            assert len(sizes) == 8, "two phases in each of four rounds"
+            assert all((size < FIRST.nbytes / 10) == is_shared for size in sizes[6:]), (number, sizes)
+
+
+def test_what_is_updated_outside_of_a_program_is_read_by_the_workers(tmp_path: Path, expected: list[bytes]) -> None:
+    diary = Diary()
+    with served(tmp_path, [True]) as targets, add_observer(diary, direct=True):
+        with fedstack.create_sync_remote_execution_context(targets):
+            assert trained(tmp_path, range(1, 5)) == expected
+    assert numbers_of(diary, targets, "bytes_sent")[0][6] < FIRST.nbytes / 10
 
 
 def packed(states: ClientStates, ids: Sequence[object], *, has: bool = True) -> Packed:
@@ -106,12 +198,9 @@ def packed(states: ClientStates, ids: Sequence[object], *, has: bool = True) -> 
 
 def read(message: Packed, folders: Sequence[Path], most: int = 1 << 20) -> list[np.ndarray]:
     """Returns the values of a message at a worker that has some folders."""
-    scope = WorkScope(policy=CarrierPolicy())
-    if folders:
-        scope = scope.adding(Stores(ClientStateFolders(folders)))
-    with scope.entered():
-        column = Unpacker(max_bytes=most).unpack(message, fl.FederatedType(STATE, fl.CLIENTS))
-        return list(column.here().items())
+    stores = ClientStateFolders(folders) if folders else None
+    column = Unpacker(max_bytes=most, stores=stores).unpack(message, fl.FederatedType(STATE, fl.CLIENTS))
+    return list(column.here().items())
 
 
 @pytest.fixture
@@ -223,3 +312,176 @@ def test_states_that_are_removed_meanwhile_stay_until_the_worker_has_read_them(
     states.keep([])
     with pytest.raises(ProgramStateError, match="found no file"):
         read(message, [tmp_path])
+
+
+def test_clients_that_fail_keep_their_states_and_have_no_records(tmp_path: Path) -> None:
+    async def run(folder: Path) -> None:
+        manager, states = states_in(folder)
+        await manager.load_latest(0)
+        for number in (1, 2):
+            values = [1.0, -1.0, 2.0, -1.0 if number == 1 else 3.0]
+            ones = [{"state": state, "x": x} for state, x in zip(states.select(["a", "bad", 3, b"c"]), values)]
+            _, count = step(ones)
+            assert await count.get_value() == 2 + (number == 2)
+            await manager.save(number, number)
+        assert states.client_ids == [b"c", 3, "a"]
+        found.extend(np.asarray(states.get(client)).tobytes() for client in ("a", 3, b"c", "bad"))
+        manager.close()
+
+    policy = fedstack.ClientFailures(tolerate=2)
+    found: list[bytes] = []
+    with served(tmp_path / "shared", [True, True]) as targets:
+        for folder, context in (
+            (tmp_path / "local", fedstack.create_async_local_execution_context(client_failures=policy)),
+            (tmp_path / "shared", fedstack.create_async_remote_execution_context(targets, client_failures=policy)),
+        ):
+            with context, fedstack.use_context(FederatedContext(context)):
+                asyncio.run(run(folder))
+    assert found[:4] == found[4:]
+    assert found[3] == FIRST.tobytes()
+
+
+def test_what_a_worker_cannot_write_travels(
+    tmp_path: Path, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(shards: Sequence[FileShard], folder: Path) -> None:
+        raise cannot_write(folder, OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(store_folders, "sync_shards", full)
+    with served(tmp_path, [True]) as targets:
+        assert trained_in_program(tmp_path, range(1, 5), targets) == expected
+    assert "because they cannot be written here: Cannot write" in caplog.text
+
+
+def test_the_states_of_a_killed_worker_are_those_of_its_successor(tmp_path: Path, expected: list[bytes]) -> None:
+    flag = str(tmp_path / "killed")
+
+    @fedstack.python_computation([BOTH], STATE)
+    def moved_or_killed(one):
+        if one["x"] == 7 and not os.path.exists(flag):
+            open(flag, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return one["state"] * np.float32(0.7) + one["x"]
+
+    step_or_kill = step_of(moved_or_killed)
+
+    async def run() -> list[bytes]:
+        manager, states = states_in(tmp_path)
+        await manager.load_latest(0)
+        for number in range(1, 5):
+            step_or_kill(ones_of(states, number)[1])
+            await manager.save(number, number)
+        found = all_of(states)
+        manager.close()
+        return found
+
+    with local_worker_pool(2, client_states=[tmp_path]) as pool:
+        with fedstack.create_async_remote_execution_context(pool) as context:
+            with fedstack.use_context(FederatedContext(context)):
+                assert asyncio.run(run()) == expected[4:]
+    assert os.path.exists(flag)
+    check_files(tmp_path)
+
+
+class Call:
+    """Stands for the task of a call."""
+
+
+@pytest.fixture
+def column() -> Column:
+    return normalize_argument([FIRST, FIRST + 1], fl.FederatedType(STATE, fl.CLIENTS))
+
+
+def test_files_of_calls_that_run_are_spared_and_those_that_did_not_count_are_removed(
+    states: ClientStates, tmp_path: Path, column: Column
+) -> None:
+    (asked, folder), folders = states.storing(call := Call(), ["a", 3]), ClientStateFolders([tmp_path])
+    assert folder == tmp_path / "memories"
+    written = [folders.write(asked.store, f"{asked.name}-{attempt}", STATE, b'["a", 3]', column) for attempt in "12"]
+    states.keep([])
+    assert sum(name.startswith(asked.name) for name in files_in(tmp_path)) == 2
+    assert states.apply(["a", 3], [StoredResult(one.file, one.row) for one in written[0]]) == 2
+    states.end(call)
+    states.keep([])
+    assert [name for name in files_in(tmp_path) if name.startswith(asked.name)] == [f"{asked.name}-1-0.states"]
+    np.testing.assert_array_equal(states.get(3), FIRST + 1)
+
+
+def test_a_file_of_which_some_records_do_not_count_is_copied(
+    states: ClientStates, tmp_path: Path, column: Column
+) -> None:
+    (asked, _), folders = states.storing(call := Call(), ["a", 3]), ClientStateFolders([tmp_path])
+    written = folders.write(asked.store, asked.name, STATE, b'["a", 3]', column)
+    before = states.get("a")
+    failure = fedstack.ClientFailure(0, 0, ValueError())
+    assert states.apply(["a", 3], [failure, StoredResult(written[1].file, 1)]) == 1
+    states.end(call)
+    states.keep([])
+    assert not any(name.startswith(asked.name) for name in files_in(tmp_path))
+    np.testing.assert_array_equal(states.get(3), FIRST + 1)
+    np.testing.assert_array_equal(states.get("a"), before)
+
+
+@pytest.mark.parametrize(
+    ("store", "name", "ids", "error", "match"),
+    [
+        ("0" * 32, "new", b'["a", 3]', CarrierError, "Expected the id of a store"),
+        (None, "../new", b'["a", 3]', InvalidValueError, "as the beginning of names of files, found ../new"),
+        (None, "", b'["a", 3]', InvalidValueError, "as the beginning of names of files"),
+        (None, "new", b'["a"]', InvalidValueError, "Expected the ids of 2 clients, found 1"),
+        (None, "new", b'["a", 1.5]', InvalidValueError, "Expected a list of client ids in JSON"),
+        (None, "new", b'["a", {"hex": 1}]', InvalidValueError, "Expected a list of client ids in JSON"),
+        (None, "new", b"[[", InvalidValueError, "Expected a list of client ids in JSON"),
+        (None, "taken", b'["a", 3]', ProgramStateError, "Cannot write .*exists"),
+    ],
+)
+def test_what_a_caller_must_not_write_is_not_written(
+    states: ClientStates, tmp_path: Path, column: Column, store: str, name: str, ids: bytes, error: type, match: str
+) -> None:
+    (tmp_path / "memories" / "taken-0.states").write_text("taken")
+    before = files_in(tmp_path)
+    with pytest.raises(error, match=match):
+        ClientStateFolders([tmp_path]).write(store or states.store_id or "", name, STATE, ids, column)
+    assert files_in(tmp_path) == before
+    assert (tmp_path / "memories" / "taken-0.states").read_text() == "taken"
+
+
+def test_places_that_nobody_has_asked_for_are_refused(states: ClientStates) -> None:
+    phase, _ = [task.phase for task in schedule(trace(step.to_proto())).tasks if isinstance(task, PhaseTask)]
+    response = PhaseResponse(held=[packed(states, ["a", 3])])
+    request = PhaseRequest()
+    with pytest.raises(InvalidValueError, match="found places in a store for which nobody has asked"):
+        check_stored(response, request, phase)
+    request.store.add(held=0, store=states.store_id, name="0")
+    check_stored(response, request, phase)
+
+
+def test_what_is_handed_in_while_others_run_has_files_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstack.backends.elastic_phase.HAND_IN_SECONDS", 0.05)
+    one_at_a_time = threading.Lock()
+
+    @fedstack.python_computation([BOTH], STATE)
+    def slow(one):
+        with one_at_a_time:
+            time.sleep(0.015)
+        return one["state"] + one["x"]
+
+    async def run() -> None:
+        manager, states = states_in(tmp_path)
+        await manager.load_latest(0)
+        ids = list(range(40))
+        _, count = step_of(slow)([{"state": state, "x": float(x)} for x, state in zip(ids, states.select(ids))])
+        assert await count.get_value() == 40
+        assert len(files_in(tmp_path)) > 2, "not one for each phase"
+        for client in ids:
+            assert states.get(client)[-1] == 1 + client - np.float32(20.5)
+        await manager.save(1, 1)
+        manager.close()
+
+    with served(tmp_path, [True]) as targets:
+        with fedstack.create_async_remote_execution_context(targets) as context:
+            with fedstack.use_context(FederatedContext(context)):
+                asyncio.run(run())
+    check_files(tmp_path)
