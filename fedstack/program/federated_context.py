@@ -96,7 +96,7 @@ class FederatedContext(LanguageContext):
             await asyncio.wait(running)
         call = asyncio.current_task()
         try:
-            stored = await in_thread(partial(storing, updates, call)) if updates else None
+            stored = storing(updates, call)
             if stored is not None:
                 set_scope(current_scope().adding(stored))  # for the rest of this task
             result = await cast(Any, self._context).invoke(comp, argument)

@@ -1,8 +1,8 @@
 """The stores of clients' states that a worker reads and writes for programs on other machines.
 
-A store is a folder. It has an id, which is drawn at random and is in a file of the folder. A program that sends a
-client to a worker names the store by its id, and never by a path, so that it reaches only the folders that the operator
-of the worker has named.
+A store is a folder. It has an id in a file, which each process that owns the folder draws at random. A program that
+sends a client to a worker names the store by its id, and never by a path, so that it reaches only the folders that the
+operator of the worker has named, and no older copy of its own.
 """
 
 import contextlib
@@ -49,16 +49,14 @@ def id_of_store(folder: Path) -> str | None:
 
 
 def name_store(folder: Path) -> str:
-    """Returns the id of the store in a folder, which gets one if it has none. Only the run that owns it calls this.
+    """Gives the store in a folder a new id, and returns it. Only the process that owns the folder calls this.
 
     Raises:
       ProgramStateError: If the id cannot be written.
     """
-    found = id_of_store(folder)
-    if found is None:
-        found = secrets.token_hex(16)
-        write_whole(folder / _ID_FILE, [found.encode() + b"\n"])
-    return found
+    store = secrets.token_hex(16)
+    write_whole(folder / _ID_FILE, [store.encode() + b"\n"])
+    return store
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -12,7 +12,7 @@ Each request has names of its own. So a phase may run twice, or be lost, and the
 
 import json
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import cast
 
 import attrs
@@ -40,13 +40,13 @@ class ResultStore:
     """Where results of a call belong.
 
     Attributes:
-      store: The id of the store.
+      share: Returns the id of the store; `None` if others cannot have it. May block.
       type_spec: The type of the results.
       client_ids: The id of each client of the call, as JSON.
       name: What the names of the call's files begin with.
     """
 
-    store: str
+    share: Callable[[], str | None]
     type_spec: Type
     client_ids: Sequence[object]
     name: str
@@ -85,25 +85,38 @@ def stores_of_call(phase: Phase) -> Mapping[int, ResultStore]:
     }
 
 
+def ids_of(wanted: Mapping[int, ResultStore]) -> dict[int, str]:
+    """Returns the ids of those stores that others may have. May block."""
+    return {index: store for index, one in wanted.items() if (store := one.share()) is not None}
+
+
 def folders_of_call() -> StoreFolders | None:
     """Returns the stores of results of the current call."""
     storing = current_scope().of(_OfCall)
     return None if storing is None else storing.folders
 
 
-def ask(request: PhaseRequest, wanted: Mapping[int, ResultStore], has: Container[str], clients: range) -> None:
+def ask(
+    request: PhaseRequest,
+    wanted: Mapping[int, ResultStore],
+    ids: Mapping[int, str],
+    has: Container[str],
+    clients: range,
+) -> None:
     """Adds to a request which results to write to the stores that the peer has.
 
     Args:
       request: The request.
       wanted: From `stores_of_call`.
+      ids: The id of each store.
       has: The ids of the stores that the peer has.
       clients: The clients of the request.
     """
-    for index, one in wanted.items():
-        if one.store in has:
-            ids = json.dumps(one.client_ids[clients.start : clients.stop]).encode()
-            request.store.add(held=index, store=one.store, name=f"{one.name}-{draw_id().hex()}", clients=ids)
+    for index, store in ids.items():
+        if store in has:
+            one = wanted[index]
+            own = json.dumps(one.client_ids[clients.start : clients.stop]).encode()
+            request.store.add(held=index, store=store, name=f"{one.name}-{draw_id().hex()}", clients=own)
 
 
 def check_stored(response: PhaseResponse, request: PhaseRequest, phase: Phase) -> None:

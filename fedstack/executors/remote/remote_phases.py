@@ -18,7 +18,7 @@ from fedstack.errors import (
 from fedstack.executors.base.hand_ins import END, Contribution, HandIn, Headway
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.base.stored_results import ask, check_stored, folders_of_call, stores_of_call
+from fedstack.executors.base.stored_results import ask, check_stored, folders_of_call, ids_of, stores_of_call
 from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
@@ -313,9 +313,10 @@ async def _written(
     is_guarded = scope.of(Guarded) is not None and peer.isolates and not peer.same_process
     stored = stores_of_call(phase)
     stores: Set[str] = set()
+    ids: dict[int, str] = {}
     if peer.stores and (stored or not inputs_are_here(inputs)):
-        ids = await off_loop(lambda: list(stores_of(inputs)))
-        stores = await session.stores_among([*ids, *(one.store for one in stored.values())])
+        ids = await off_loop(lambda: ids_of(stored))
+        stores = await session.stores_among([*ids.values(), *(await off_loop(lambda: list(stores_of(inputs))))])
     packer = packer_for(session.stub, stores)
     kept = None if is_guarded else copies  # the values go on to child processes, which have no copies
 
@@ -329,7 +330,7 @@ async def _written(
     request = write() if inputs_are_here(inputs) else await off_loop(write)
     write_tolerance(request, scope, clients)
     if not is_guarded and copies is not None:  # child processes have no stores
-        ask(request, stored, stores, clients)
+        ask(request, stored, ids, stores, clients)
     request.guarded = is_guarded
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)

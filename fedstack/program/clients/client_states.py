@@ -112,7 +112,7 @@ class ClientStates(SavedClientStates, StagedReleases):
         # The last call of a program that updates the states.
         self._call: asyncio.Task[object] | None = None
         # What the names of files begin with that workers write for calls that run.
-        self._writing: dict[object, str] = {}
+        self._writing: WeakKeyDictionary[object, str] = WeakKeyDictionary()
         self._manager = state_manager
         if state_manager is not None:
             state_manager.release_with(self)
@@ -233,13 +233,12 @@ class ClientStates(SavedClientStates, StagedReleases):
 
         The other value is the folder of the states.
         """
-        folder, store = self._store.share(), self.store_id
-        if folder is None or store is None:
+        if self._path is None:
             return None
         name = secrets.token_hex(6)
         with self._lock:
             self._writing[call] = name
-        return ResultStore(store, self.state_type, ids_as_json(client_ids), name), folder
+        return ResultStore(self._store.share, self.state_type, ids_as_json(client_ids), name), self._path
 
     def _held(self) -> tuple[ShardIndex, object]:
         with self._lock:
@@ -302,7 +301,7 @@ class ClientStates(SavedClientStates, StagedReleases):
             names = {name for one in kept for name, _ in cast("Mapping[str, Any]", one)["shards"]}
             for update in self._updates:
                 names.update(shard.name for shard in update.shards)
-            self._store.remove_others(names, self._writing.values())
+            self._store.remove_others(names, list(self._writing.values()))
 
     def unlock(self) -> None:
         """Lets other runs use the folder. Idempotent. The state manager calls it when it is closed."""

@@ -1,5 +1,7 @@
 """Stores of shards: a folder with a file for each, or memory."""
 
+import contextlib
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -14,8 +16,8 @@ from fedstack.data.client_states.state_shards import (
     rows_of_a_file,
     sync_shards,
 )
-from fedstack.data.client_states.store_folders import id_of_store, name_store, opened_shard
-from fedstack.errors import FedstackError
+from fedstack.data.client_states.store_folders import name_store, opened_shard
+from fedstack.errors import FedstackError, ProgramStateError
 from fedstack.program.states.folder_lock import FolderLock
 
 RecordsOf: TypeAlias = Callable[[int, int], Records]
@@ -26,7 +28,7 @@ class ShardStore(Protocol):
 
     @property
     def id(self) -> str | None:
-        """The id by which other processes find the store; `None` if they cannot have it."""
+        """The id by which others find the store that this process has taken; `None` if they cannot have it."""
         ...
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
@@ -59,8 +61,8 @@ class ShardStore(Protocol):
         """
         ...
 
-    def share(self) -> Path | None:
-        """Returns the folder of the store, in which others may write shards; `None` if they cannot."""
+    def share(self) -> str | None:
+        """Takes the store for this process, and returns its id; `None` if others cannot have it."""
         ...
 
     def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
@@ -88,7 +90,7 @@ class MemoryStore:
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Does nothing."""
 
-    def share(self) -> Path | None:
+    def share(self) -> str | None:
         """Returns nothing: others cannot have it."""
         return None
 
@@ -113,31 +115,34 @@ class FolderStore:
         self._layout = layout
         self._lock = FolderLock(folder, run)
         self._unsynced: dict[str, FileShard] = {}
+        self._is_taken = False
+        self._naming = threading.Lock()
         self._id: str | None = None
 
     @property
     def id(self) -> str | None:
-        """The id in the folder; see `ShardStore.id`."""
-        if self._id is None:
-            self._id = id_of_store(self._folder)
-        return self._id
+        """The id that this process has given to the folder; see `ShardStore.id`."""
+        with self._naming:
+            if self._id is None and self._is_taken:
+                with contextlib.suppress(ProgramStateError):
+                    self._id = name_store(self._folder)
+            return self._id
 
-    def _own(self) -> None:
-        """Takes the folder for this run, and gives the store an id if it has none."""
-        if self._lock.acquire() or self._id is None:
-            self._id = name_store(self._folder)
-
-    def share(self) -> Path | None:
-        """Returns the folder; see `ShardStore.share`."""
+    def share(self) -> str | None:
+        """Takes the folder, and returns its id; see `ShardStore.share`."""
         try:
-            self._own()
+            self._take()
         except FedstackError:  # the update will say so
             return None
-        return self._folder
+        return self.id
+
+    def _take(self) -> None:
+        self._lock.acquire()
+        self._is_taken = True
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
-        self._own()
+        self._take()
         rows = rows_of_a_file(self._layout)
         shards: list[StateShard] = []
         for start in range(0, len(client_ids), rows):

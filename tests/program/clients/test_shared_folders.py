@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import attrs
 import federated_language as fl
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from fedstack.data.client_states.store_folders import ClientStateFolders
 from fedstack.data.headed_file import cannot_write
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, ProgramStateError, TypeMismatchError
 from fedstack.executors.base.stored_results import check_stored
+from fedstack.executors.remote.phase_results import read_result
 from fedstack.observe import add_observer
 from fedstack.observe.events import PhaseEnded
 from fedstack.program import FederatedContext, FileProgramStateManager
@@ -178,6 +180,17 @@ def test_states_stay_in_a_folder_that_workers_share_with_the_same_bits(
         for sizes, is_shared in zip(numbers_of(diary, targets, number), shares):
             assert len(sizes) == 8, "two phases in each of four rounds"
             assert all((size < FIRST.nbytes / 10) == is_shared for size in sizes[6:]), (number, sizes)
+
+
+def test_a_copy_of_a_run_is_not_confused_with_the_original(tmp_path: Path, expected: list[bytes]) -> None:
+    diary = Diary()
+    with served(tmp_path / "original", [True]) as targets, add_observer(diary, direct=True):
+        trained_in_program(tmp_path / "original", range(1, 3), targets)
+        shutil.copytree(tmp_path / "original", tmp_path / "copy")
+        before = files_in(tmp_path / "original")
+        assert trained_in_program(tmp_path / "copy", range(3, 5), targets) == expected[2:]
+        assert files_in(tmp_path / "original") == before
+    assert numbers_of(diary, targets, "bytes_sent")[0][4] > 6 * FIRST.nbytes
 
 
 def test_what_is_updated_outside_of_a_program_is_read_by_the_workers(tmp_path: Path, expected: list[bytes]) -> None:
@@ -397,7 +410,7 @@ def test_files_of_calls_that_run_are_spared_and_those_that_did_not_count_are_rem
 ) -> None:
     (asked, folder), folders = states.storing(call := Call(), ["a", 3]), ClientStateFolders([tmp_path])
     assert folder == tmp_path / "memories"
-    written = [folders.write(asked.store, f"{asked.name}-{attempt}", STATE, b'["a", 3]', column) for attempt in "12"]
+    written = [folders.write(asked.share(), f"{asked.name}-{attempt}", STATE, b'["a", 3]', column) for attempt in "12"]
     states.keep([])
     assert sum(name.startswith(asked.name) for name in files_in(tmp_path)) == 2
     assert states.apply(["a", 3], [StoredResult(one.file, one.row) for one in written[0]]) == 2
@@ -411,7 +424,7 @@ def test_a_file_of_which_some_records_do_not_count_is_copied(
     states: ClientStates, tmp_path: Path, column: Column
 ) -> None:
     (asked, _), folders = states.storing(call := Call(), ["a", 3]), ClientStateFolders([tmp_path])
-    written = folders.write(asked.store, asked.name, STATE, b'["a", 3]', column)
+    written = folders.write(asked.share(), asked.name, STATE, b'["a", 3]', column)
     before = states.get("a")
     failure = fedstack.ClientFailure(0, 0, ValueError())
     assert states.apply(["a", 3], [failure, StoredResult(written[1].file, 1)]) == 1
@@ -454,6 +467,10 @@ def test_places_that_nobody_has_asked_for_are_refused(states: ClientStates) -> N
         check_stored(response, request, phase)
     request.store.add(held=0, store=states.store_id, name="0")
     check_stored(response, request, phase)
+    response.held[0].stored.record[1] = 0
+    unpacker = Unpacker(clients=2, for_results=True, stores=ClientStateFolders([]))
+    with pytest.raises(InvalidValueError, match=r"found no results of clients \[1\], some of which are done"):
+        read_result(attrs.evolve(phase, folds=()), [], range(2), PhaseResponse(held=response.held), unpacker)
 
 
 def test_what_is_handed_in_while_others_run_has_files_of_its_own(
