@@ -109,7 +109,7 @@ class InStore(Elsewhere):
         raise NotImplementedError
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)  # not frozen: many of them would take twice as long
 class StoredValue(InStore):
     """A stand-in for a value in a store of this process, of which another process knows the place.
 

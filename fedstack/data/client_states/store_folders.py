@@ -144,7 +144,10 @@ class ClientStateFolders:
         key = file.store, file.name, file.digest
         shard, known = self._shards.get(key) or (None, layout)
         if shard is None:
-            shard = opened_shard(self._folder_of(file.store), file.name, file.digest, layout)
+            folder = self._folder_of(file.store)
+            shard = opened_shard(folder, file.name, file.digest, layout)
+            if shard.path.is_symlink():
+                raise InvalidValueError(f"Expected a file of clients' states in {folder}, found the link {file.name}")
             self._shards.put(key, (shard, layout), _ID_BYTES * len(shard.client_ids))
         layout.check(known.fields, str(shard.path))
         return shard

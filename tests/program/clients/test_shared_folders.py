@@ -246,6 +246,7 @@ def test_states_of_several_files_and_first_states_come_in_the_order_of_the_clien
         ({"name": ".store"}, InvalidValueError, "Expected the name of a file of clients' states"),
         ({"name": "00000099.states"}, ProgramStateError, r"found no file .*00000099\.states"),
         ({"name": "pipe.states"}, ProgramStateError, "found no regular file"),
+        ({"name": "link.states"}, InvalidValueError, r"found the link link\.states"),
         ({"digest": 7}, ProgramStateError, "found others, as after a copy from elsewhere"),
         ({"record": 1000}, InvalidValueError, r"one of 3 records in .*, found 999"),
         ({"of": 5}, InvalidValueError, "Expected a file for each of 2 stored values"),
@@ -258,6 +259,7 @@ def test_what_a_caller_must_not_or_cannot_read_is_an_error(
     states: ClientStates, tmp_path: Path, change: dict, error: type[Exception], match: str
 ) -> None:
     (tmp_path / "secret.states").write_bytes((tmp_path / "memories" / "00000000.states").read_bytes())
+    (tmp_path / "memories" / "link.states").symlink_to(tmp_path / "secret.states")
     os.mkfifo(tmp_path / "memories" / "pipe.states")
     stored = packed(states, ["a", 3])
     ((field, value),) = change.items()
