@@ -142,6 +142,7 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
             server_limits=limits_of(ServerLimits, options),
             client_credentials=_client_credentials(options),
             data_services=options.data_service,
+            client_states=options.client_states,
         )
         hosting = attrs.evolve(
             HostConfig.of(config, listens),

@@ -59,6 +59,8 @@ class ServeConfig:
       call_key: The private key of that client certificate (PEM).
       call_token_file: A file with the token for calls to those servers; by default none.
       data_service: A dispatcher; clients' computations may use its datasets, which this server reads.
+      client_states: A folder with clients' states, such as those of runs, which this machine shares with the programs
+        that own them; this server reads and writes the states there, so that they do not travel.
       data_dispatcher: Whether this server is also the dispatcher of a data service, which divides the work on datasets.
       work_dir: A folder for the dispatcher's journal, from which it continues after a restart; by default none.
       data_worker: The address of a dispatcher for which this server reads datasets, as a data worker.
@@ -91,6 +93,7 @@ class ServeConfig:
     call_key: str | None = None
     call_token_file: str | None = None
     data_service: tuple[str, ...] = ()
+    client_states: tuple[str, ...] = ()
     data_dispatcher: bool = False
     work_dir: str | None = None
     data_worker: str | None = None
@@ -120,6 +123,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "task": {"metavar": "INDEX"},
     "addresses": {"metavar": "FILE"},
     "data_service": {"metavar": "DISPATCHER"},
+    "client_states": {"metavar": "FOLDER"},
     "data_worker": {"metavar": "DISPATCHER"},
     "data_root": {"metavar": "DIR"},
 }
@@ -131,6 +135,7 @@ _GROUPS: dict[str, tuple[_Fields, ...]] = {
         (ServeConfig, "allow_module strict_modules allow_runtime allow_python_code jax_exports clients threads"),
     ),
     "Servers that functions call": ((ServeConfig, "call_ca call_cert call_key call_token_file data_service"),),
+    "Clients' states": ((ServeConfig, "client_states"),),
     "Data service": ((ServeConfig, "data_dispatcher work_dir data_worker worker_token_file data_root"),),
     "Monitoring": ((ServeConfig, "metrics_port metrics_host opentelemetry log_format log_level"),),
     "Shutdown": ((HostConfig, "grace_seconds"), (ServeConfig, "exit_with_parent")),

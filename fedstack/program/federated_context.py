@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import (
     AsyncContext,
     ConcreteComputation,
@@ -26,7 +27,7 @@ from fedstack.computations.types.type_structure import fields_of, is_placed_at_c
 from fedstack.computations.values.containers import result_maker
 from fedstack.errors import ContextError
 from fedstack.program.argument_checks import check_instance
-from fedstack.program.clients.states_updates import StatesUpdate, members_of, states_in, updates_of
+from fedstack.program.clients.states_updates import StatesUpdate, members_of, states_in, storing, updates_of
 from fedstack.program.states.file_program_state_manager import in_thread
 from fedstack.program.value_reference import Path, ValueReference
 
@@ -95,6 +96,9 @@ class FederatedContext(LanguageContext):
             await asyncio.wait(running)
         call = asyncio.current_task()
         try:
+            stored = storing(updates, call)
+            if stored is not None:
+                set_scope(current_scope().adding(stored))  # for the rest of this task
             result = await cast(Any, self._context).invoke(comp, argument)
             return [result, *[await in_thread(partial(update.apply, result)) for update in updates]]
         finally:

@@ -78,7 +78,7 @@ class HandshakeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., process_digest: _Optional[bytes] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "isolates", "threads")
+    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "isolates", "threads", "stores")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SAME_PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class HandshakeResponse(_message.Message):
     ASKS_FOR_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ISOLATES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     same_process: bool
@@ -103,7 +104,20 @@ class HandshakeResponse(_message.Message):
     asks_for_token: bool
     isolates: bool
     threads: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., isolates: bool = ..., threads: _Optional[int] = ...) -> None: ...
+    stores: bool
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., isolates: bool = ..., threads: _Optional[int] = ..., stores: bool = ...) -> None: ...
+
+class FindStoresRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FindStoresResponse(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("cardinalities", "lease_seconds", "worker_index")
@@ -250,7 +264,7 @@ class UpdateResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Packed(_message.Message):
-    __slots__ = ("array", "raw", "struct", "column", "rows", "clients", "same", "fields", "computation", "sequences", "references")
+    __slots__ = ("array", "raw", "struct", "column", "rows", "clients", "same", "fields", "computation", "sequences", "references", "stored")
     class Raw(_message.Message):
         __slots__ = ("dtype", "dim")
         DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +328,32 @@ class Packed(_message.Message):
         batching: _containers.RepeatedCompositeFieldContainer[Packed.Batching]
         first: int
         def __init__(self, source: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., of: _Optional[_Iterable[int]] = ..., key: _Optional[_Iterable[bytes]] = ..., row: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., batching: _Optional[_Iterable[_Union[Packed.Batching, _Mapping]]] = ..., first: _Optional[int] = ...) -> None: ...
+    class Stored(_message.Message):
+        __slots__ = ("store", "type", "pick", "file", "of", "record", "shared", "first")
+        class File(_message.Message):
+            __slots__ = ("name", "digest")
+            NAME_FIELD_NUMBER: _ClassVar[int]
+            DIGEST_FIELD_NUMBER: _ClassVar[int]
+            name: str
+            digest: int
+            def __init__(self, name: _Optional[str] = ..., digest: _Optional[int] = ...) -> None: ...
+        STORE_FIELD_NUMBER: _ClassVar[int]
+        TYPE_FIELD_NUMBER: _ClassVar[int]
+        PICK_FIELD_NUMBER: _ClassVar[int]
+        FILE_FIELD_NUMBER: _ClassVar[int]
+        OF_FIELD_NUMBER: _ClassVar[int]
+        RECORD_FIELD_NUMBER: _ClassVar[int]
+        SHARED_FIELD_NUMBER: _ClassVar[int]
+        FIRST_FIELD_NUMBER: _ClassVar[int]
+        store: str
+        type: _computation_pb2.Type
+        pick: _containers.RepeatedScalarFieldContainer[int]
+        file: _containers.RepeatedCompositeFieldContainer[Packed.Stored.File]
+        of: _containers.RepeatedScalarFieldContainer[int]
+        record: _containers.RepeatedScalarFieldContainer[int]
+        shared: Packed
+        first: int
+        def __init__(self, store: _Optional[str] = ..., type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., pick: _Optional[_Iterable[int]] = ..., file: _Optional[_Iterable[_Union[Packed.Stored.File, _Mapping]]] = ..., of: _Optional[_Iterable[int]] = ..., record: _Optional[_Iterable[int]] = ..., shared: _Optional[_Union[Packed, _Mapping]] = ..., first: _Optional[int] = ...) -> None: ...
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     STRUCT_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +365,7 @@ class Packed(_message.Message):
     COMPUTATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     array: _array_pb2.Array
     raw: Packed.Raw
     struct: Packed.Members
@@ -336,10 +377,11 @@ class Packed(_message.Message):
     computation: _computation_pb2.Computation
     sequences: Packed.Sequences
     references: Packed.References
-    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
+    stored: Packed.Stored
+    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ..., stored: _Optional[_Union[Packed.Stored, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after", "origin", "packed_program", "same_bits")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span", "hand_in_seconds", "id", "tolerance", "guarded", "tells", "after", "origin", "store", "packed_program", "same_bits")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept", "first_member", "part", "clients")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +434,17 @@ class PhaseRequest(_message.Message):
         ends: bool
         enough: int
         def __init__(self, absent: _Optional[_Iterable[int]] = ..., client_seconds: _Optional[float] = ..., retries: _Optional[int] = ..., retries_elsewhere: bool = ..., ends: bool = ..., enough: _Optional[int] = ...) -> None: ...
+    class Store(_message.Message):
+        __slots__ = ("held", "store", "name", "clients")
+        HELD_FIELD_NUMBER: _ClassVar[int]
+        STORE_FIELD_NUMBER: _ClassVar[int]
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        held: int
+        store: str
+        name: str
+        clients: bytes
+        def __init__(self, held: _Optional[int] = ..., store: _Optional[str] = ..., name: _Optional[str] = ..., clients: _Optional[bytes] = ...) -> None: ...
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +462,7 @@ class PhaseRequest(_message.Message):
     TELLS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     PACKED_PROGRAM_FIELD_NUMBER: _ClassVar[int]
     SAME_BITS_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
@@ -428,9 +482,10 @@ class PhaseRequest(_message.Message):
     tells: bool
     after: str
     origin: Origin
+    store: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Store]
     packed_program: PhaseRequest.Input
     same_bits: bool
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ..., after: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., packed_program: _Optional[_Union[PhaseRequest.Input, _Mapping]] = ..., same_bits: bool = ...) -> None: ...
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hand_in_seconds: _Optional[float] = ..., id: _Optional[str] = ..., tolerance: _Optional[_Union[PhaseRequest.Tolerance, _Mapping]] = ..., guarded: bool = ..., tells: bool = ..., after: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., store: _Optional[_Iterable[_Union[PhaseRequest.Store, _Mapping]]] = ..., packed_program: _Optional[_Union[PhaseRequest.Input, _Mapping]] = ..., same_bits: bool = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("why", "server")

@@ -13,8 +13,8 @@ import fedstack
 import fedstack.testing
 from fedstack.__main__ import main
 from fedstack.command_line.explain_error_command import paragraphs
+from fedstack.data.headed_file import DamagedStateError
 from fedstack.errors import FedstackError
-from fedstack.program.states.headed_file import DamagedStateError
 
 TRACEBACK = """\
 Traceback (most recent call last):

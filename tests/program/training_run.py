@@ -13,9 +13,9 @@ import federated_language as fl
 import numpy as np
 
 import fedstack
+from fedstack.data import headed_file
+from fedstack.data.client_states import state_shards
 from fedstack.program import CSVFileReleaseManager, FederatedContext, FileProgramStateManager, JSONLinesReleaseManager
-from fedstack.program.clients import state_shards
-from fedstack.program.states import headed_file
 
 ROUNDS, CLIENTS, PER_ROUND = 6, 6, 4
 MODEL = fl.TensorType(np.float32, [5])

@@ -265,6 +265,8 @@ SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
      lambda peer: peer.call("DisposeExecutor", executor={"id": "gone"})),
     ("`RenewLease`", "a session is not there: the response names it",
      lambda peer: peer.call("RenewLease", executor=[{"id": "gone"}])),
+    ("`FindStores`", "it has none of the stores: the response is empty",
+     lambda peer: peer.call("FindStores", id=["gone"])),
     ("`ShortenPhase`", "no phase with this id is running: the response has no `stop`",
      lambda peer: peer.call("ShortenPhase", executor=peer.executor, id="gone")),
 )  # fmt: skip

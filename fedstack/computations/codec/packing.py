@@ -8,7 +8,7 @@ memory of new arrays. Only the transport copies the bytes, into and out of its o
 import itertools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +30,7 @@ from fedstack.computations.codec.sequence_rows import (
     together,
     write_batchings,
 )
+from fedstack.computations.codec.stored_values import write_stored
 from fedstack.computations.types.language import (
     FederatedType,
     FunctionType,
@@ -66,17 +67,24 @@ class Packer:
     Attributes:
       segments: The bytes of the large arrays, in the order in which the message announces the arrays.
       shared: Which of the segments belong to values that are the same for all clients.
+      stores: See below.
+      owners: What has to exist until the peer has read the values whose places it was sent.
 
     Args:
       large_bytes: The minimum size in bytes at which an array is sent as a segment instead of in the message.
       references: Whether the peer itself can read the elements behind references.
+      stores: The ids of the stores of clients' states that the peer has, too.
     """
 
-    def __init__(self, large_bytes: int = LARGE_BYTES, *, references: bool = False) -> None:
+    def __init__(
+        self, large_bytes: int = LARGE_BYTES, *, references: bool = False, stores: Container[str] = ()
+    ) -> None:
         self.segments: list[Segment] = []
         self.shared: list[int] = []
         self._large_bytes = large_bytes
+        self.owners: list[object] = []
         self._references = references
+        self.stores = stores
 
     @property
     def segment_bytes(self) -> int:
@@ -141,6 +149,10 @@ class Packer:
         rows = referred_rows(column) if self._references else ()
         if rows:
             write_referred_rows(proto.references, column.first, rows)
+        elif self.stores and (found := write_stored(proto.stored, column, self.stores)) is not None:
+            if found.shared is not None:
+                self.pack_shared(proto.stored.shared, found.shared, found.type_spec, path)
+            self.owners.append(found.owner)
         else:
             self.pack_column(proto, column.here(), member, path)
 

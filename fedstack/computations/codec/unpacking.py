@@ -17,6 +17,7 @@ from fedstack.computations.codec.packing import ANY_ELEMENT, check_count, place_
 from fedstack.computations.codec.received_bytes import ReceivedBytes
 from fedstack.computations.codec.references import read_references, read_referred_rows
 from fedstack.computations.codec.sequence_rows import read_batchings, sequences_of
+from fedstack.computations.codec.stored_values import StoredResult, StoredValue, StoreFolders, read_stored, stored_type
 from fedstack.computations.types.language import (
     FederatedType,
     FunctionType,
@@ -34,6 +35,7 @@ from fedstack.computations.types.type_structure import (
     join_path,
     shape_fits,
     type_from_proto,
+    zeros,
 )
 from fedstack.computations.values.column_sequence import SequenceColumn, first_sizes, row_type
 from fedstack.computations.values.columns import (
@@ -47,7 +49,7 @@ from fedstack.computations.values.columns import (
 )
 from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.tensor_values import mismatch
-from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
+from fedstack.errors import CardinalityError, CarrierError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.foundations.segments import Memory
 from fedstack.proto.extensions_pb2 import Packed, TypedValue
 
@@ -75,6 +77,7 @@ class Unpacker:
       for_results: Whether the values are results. If true, each client's large array has separate memory, so that it
         can be returned to the user without a copy. If false, the arrays of all clients share one block, which is
         faster to receive.
+      stores: The stores of clients' states that this process has; `None` for none.
       mapped: Returns memory that already has a part of the bytes, given where the part starts and its size, or `None`.
         Arrays are then views of this memory.
     """
@@ -86,6 +89,7 @@ class Unpacker:
         max_bytes: int = MOST_RESULT_BYTES,
         clients: int | None = None,
         for_results: bool = False,
+        stores: StoreFolders | None = None,
         mapped: Callable[[int, int], memoryview | None] | None = None,
     ) -> None:
         self._mapped = mapped
@@ -98,6 +102,7 @@ class Unpacker:
         self._in_sequence = False
         self._in_batches: bool = False
         self._for_results = for_results
+        self._stores = stores
 
     def unpack(self, proto: Packed, type_spec: Type, path: str = "value") -> object:
         """Returns the payload of a message. The content of large arrays is undefined until their buffers are filled.
@@ -265,7 +270,23 @@ class Unpacker:
             if column is None and isinstance(member, SequenceType):
                 return read_references(proto.references, member.element, path)
             return column
+        if kind == "stored":
+            self._size(len(proto.stored.record), path)
+            return self._stored(proto.stored, member, path)
         return None
+
+    def _stored(self, proto: Packed.Stored, member: Type, path: str) -> Column:
+        if self._stores is None:
+            raise CarrierError(
+                f"Expected the values themselves at {path}, found their places in a store of clients' states, but this "
+                "process has no stores: fedstack serve --client-states FOLDER, ServerConfig.client_states, or "
+                "local_worker_pool(client_states=[...])"
+            )
+        stored = stored_type(proto, self._max_bytes, path)
+        if self._for_results:  # clients without a result have failed, and nobody reads it
+            return read_stored(proto, zeros(stored, 0), stored, member, path, self._stores, StoredResult)
+        shared = self.unpack(proto.shared, stored, path) if proto.HasField("shared") else None
+        return read_stored(proto, shared, stored, member, path, self._stores, StoredValue)
 
     def _rows_beside(self, raw: Packed.Raw, member: TensorType, path: str) -> Column:
         shape = self._checked_shape(raw, member.dtype, path)

@@ -44,6 +44,14 @@ class Column:
         """Returns the payload of each client."""
         raise NotImplementedError
 
+    def results(self) -> Sequence[Payload]:
+        """Returns the payload of each client for the result of a call, or what stands for it there."""
+        return self.items()
+
+    def joined(self, columns: "Sequence[Column]") -> "Column | None":
+        """Returns the concatenation of columns, of which this is one, if it need not have their payloads here."""
+        return None
+
     def slice(self, start: int, stop: int) -> "Column":
         """Returns the column of the clients from `start` to `stop` (exclusive)."""
         raise NotImplementedError
@@ -218,6 +226,9 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
         structs = cast("Sequence[StructColumn]", columns)
         types = [field_type for _, field_type in fields_of(cast(StructType, member))]
         return StructColumn(tuple(concatenate([s.fields[i] for s in structs], t) for i, t in enumerate(types)), size)
+    for column in columns:
+        if (found := column.joined(columns)) is not None:
+            return found
     return column_from_payloads([payload for column in columns for payload in column.items()], member)
 
 

@@ -25,6 +25,7 @@ from fedstack.computations.types.type_structure import (
     no_memory_for,
 )
 from fedstack.computations.values.columns import Column
+from fedstack.computations.values.deferred_column import Elsewhere
 from fedstack.computations.values.ownership import BUFFER_OF_ONE, whole_buffer
 from fedstack.computations.values.records import (
     OrderedAttributeDict,
@@ -69,7 +70,10 @@ def _converted(
         members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
         return maker(type_spec)([_converted(member, t, tensor, maker, absent) for member, (_, t) in members])
     if isinstance(type_spec, FederatedType):
-        items = [_converted(item, type_spec.member, tensor, maker) for item in cast(Column, payload).items()]
+        items = [
+            item if isinstance(item, Elsewhere) else _converted(item, type_spec.member, tensor, maker)
+            for item in cast(Column, payload).results()
+        ]
         for client, failure in absent.items():
             items[client] = failure
         return items

@@ -37,9 +37,14 @@ _FIRST = "[client 0]"
 
 
 class Elsewhere:
-    """A small, picklable stand-in for a Python value in another store."""
+    """A small, picklable stand-in for a Python value in another store.
+
+    Attributes:
+      is_result: Whether the stand-in stays in the place of the value in the list that a call returns.
+    """
 
     __slots__ = ()
+    is_result = False
 
     @classmethod
     def kinds(cls, found: Iterable[Any]) -> "set[type[Elsewhere]]":
@@ -149,6 +154,11 @@ class DeferredColumn(Column):
         return not self._picks
 
     @property
+    def picks(self) -> Sequence[int]:
+        """The indices that lead from a value to the nested field whose column this is."""
+        return self._picks
+
+    @property
     def kinds(self) -> set[type[Elsewhere]]:
         """The classes of the stand-ins."""
         return _kinds_of(self.values)
@@ -175,6 +185,19 @@ class DeferredColumn(Column):
 
     def items(self) -> Sequence[Payload]:
         return self.here().items()
+
+    def results(self) -> Sequence[Payload]:
+        return self.values if self.is_whole and self._has_results else self.items()
+
+    @property
+    def _has_results(self) -> bool:
+        return any(isinstance(value, Elsewhere) and value.is_result for value in self.values)
+
+    def joined(self, columns: Sequence[Column]) -> "Column | None":
+        if not self.is_whole or not self._has_results:
+            return None
+        values = [value for column in columns for value in column.results()]
+        return DeferredColumn(values, self._member, self.place, self._build, self.first)
 
     def slice(self, start: int, stop: int) -> Column:
         values = self.values[start:stop]

@@ -113,6 +113,9 @@ class SharedColumn(Column):
     def items(self) -> Sequence[object]:
         return self.column.items()
 
+    def results(self) -> Sequence[object]:
+        return self.column.results()
+
     def slice(self, start: int, stop: int) -> "SharedColumn":
         if (start, stop) == (0, len(self.column)):
             return self

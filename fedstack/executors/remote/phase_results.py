@@ -154,6 +154,10 @@ def read_result(
             partials.append(read_all(message, state.leaves))
         else:
             partials.append(_read_aggregate(message, fold, clients, missing, again.keys(), unpacker))
+    for message in response.held:
+        without = [client for client, record in zip(clients, message.stored.record) if not record]
+        if not again.keys() | set(missing) >= set(without):
+            raise wrong_clients(clients, f"no results of clients {without}, some of which are done")
     # Told by the worker, so the numbers are limited: they may be of clients that it has already handed in.
     ran: list[Ran] = []
     for one in response.ran:

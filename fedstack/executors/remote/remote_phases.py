@@ -1,9 +1,10 @@
 """Runs each client phase in another process with a single round trip."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.stored_values import stores_of
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.portability import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
@@ -17,6 +18,7 @@ from fedstack.errors import (
 from fedstack.executors.base.hand_ins import END, Contribution, HandIn, Headway
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.base.stored_results import ask, check_stored, folders_of_call, ids_of, stores_of_call
 from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
@@ -152,6 +154,7 @@ class _PhaseRun:
         self._clients = self._left = clients
         self._hand_in = hand_in
         self._tolerance = current_scope().of(Tolerance)
+        self._request = messages.PhaseRequest()
         self._id = (hand_in.call_id or draw_id().hex()) if hand_in.seconds else ""
 
     async def run(self, session: RemoteSession) -> Contribution:
@@ -175,6 +178,7 @@ class _PhaseRun:
             first = self._clients.start
             inputs = slice_inputs(inputs, clients.start - first, clients.stop - first)
         request, packer = await _written(session, phase, inputs, self._arguments, clients, peer, copies)
+        self._request = request
         request.hand_in_seconds, request.id = self._hand_in.seconds, self._id
         request.after = self._hand_in.after
         write_origin(request, self._hand_in.origin)
@@ -225,7 +229,9 @@ class _PhaseRun:
         header = await incoming.header()
         response = await sized(len(header), lambda: parsed(messages.PhaseResponse, header))
         part = self._part(response)
-        unpacker = Unpacker(clients=len(part), for_results=True)
+        check_stored(response, self._request, self._phase)
+        folders = folders_of_call() if self._request.store else None
+        unpacker = Unpacker(clients=len(part), for_results=True, stores=folders)
         received = await sized(
             len(header),
             lambda: read_result(self._phase, states, part, response, unpacker, self._tolerance, address),
@@ -301,11 +307,17 @@ async def _written(
 
     If values have to be fetched first, the request is written on a thread.
     """
-    packer = packer_for(session.stub)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
     scope = current_scope()
     is_guarded = scope.of(Guarded) is not None and peer.isolates and not peer.same_process
+    stored = stores_of_call(phase)
+    stores: Set[str] = set()
+    ids: dict[int, str] = {}
+    if peer.stores and (stored or not inputs_are_here(inputs)):
+        ids = await off_loop(lambda: ids_of(stored))
+        stores = await session.stores_among([*ids.values(), *(await off_loop(lambda: list(stores_of(inputs))))])
+    packer = packer_for(session.stub, stores)
     kept = None if is_guarded else copies  # the values go on to child processes, which have no copies
 
     def write() -> messages.PhaseRequest:
@@ -317,6 +329,8 @@ async def _written(
 
     request = write() if inputs_are_here(inputs) else await off_loop(write)
     write_tolerance(request, scope, clients)
+    if not is_guarded and copies is not None:  # child processes have no stores
+        ask(request, stored, ids, stores, clients)
     request.guarded = is_guarded
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)

@@ -5,7 +5,7 @@ The peer is one of fedstack's services or any other executor service.
 
 import abc
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import attrs
@@ -117,6 +117,7 @@ class RemoteSession(abc.ABC):
       lost: The reason why the session is no longer usable; empty while it is usable.
       lease_seconds: The number of seconds after which the lease expires without renewal; `None` for a session without a
         lease.
+      stores: The ids of stores of clients' states that the peer is known to have.
       forget: Queues the id of a value that is no longer referenced, so that the peer releases the value.
       take_forgotten: Returns some of the queued ids, which the caller must send to the peer.
     """
@@ -133,6 +134,7 @@ class RemoteSession(abc.ABC):
         self.carriers = carriers
         self.lost = ""
         self.lease_seconds = lease_seconds
+        self.stores: set[str] = set()
         self.forget: Callable[[str], None] = lambda value: None
         self.take_forgotten: Callable[[], Sequence[str]] = lambda: ()
 
@@ -164,6 +166,15 @@ class RemoteSession(abc.ABC):
     def peer(self) -> extended.HandshakeResponse | None:
         """The peer's response to the handshake; `None` for a peer without fedstack's extensions."""
         return None
+
+    async def stores_among(self, ids: Iterable[str]) -> Set[str]:
+        """Returns the ids of those stores of clients' states that the peer has, too."""
+        asked = set(ids)
+        new = asked - self.stores
+        if new:  # a store may be created at any time, so that another answer is asked for again
+            request = extended.FindStoresRequest(id=sorted(new))
+            self.stores |= new.intersection((await self.stub.io.run(self.stub.find_stores(request))).id)
+        return asked & self.stores
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
         """Computes values on the peer, where the results stay.

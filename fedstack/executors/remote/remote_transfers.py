@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
@@ -43,9 +43,9 @@ _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
 
-def packer_for(stub: ExecutorStub) -> Packer:
-    """Returns a packer for a single message to one of fedstack's services."""
-    return Packer(stub.chunking.large_bytes, references=True)
+def packer_for(stub: ExecutorStub, stores: Container[str] = ()) -> Packer:
+    """Returns a packer for a single message to one of fedstack's services, which has some stores, too."""
+    return Packer(stub.chunking.large_bytes, references=True, stores=stores)
 
 
 def pack_value(

@@ -34,6 +34,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.executors.base.hand_ins import Contribution, HandIn, Headway, Leave
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.base.stored_results import ResultWriter
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.folds.aggregations import partial_states
@@ -87,7 +88,8 @@ class PhaseHost(abc.ABC):
           clients: The number of clients.
           rest: The source of the bytes of the arrays.
         """
-        return Unpacker(max_bytes=self.admission.max_bytes, clients=clients, mapped=rest.mapped)
+        admission = self.admission
+        return Unpacker(max_bytes=admission.max_bytes, clients=clients, stores=admission.stores, mapped=rest.mapped)
 
     @property
     def chunk_bytes(self) -> int:
@@ -195,8 +197,11 @@ async def run(
     if outbox is None or not seconds > 0 or any(contains_sequence(member) for _, member in found.phase.held):
         return found.clients, await engine.run_phase(found.phase, found.inputs, found.arguments, found.clients)
 
+    stored = ResultWriter(admitted.request, found.phase, host.admission.stores)
+
     def take(clients: range, result: PhaseResult) -> None:
         packer = host.packer()
+        stored.write(clients, result, packer)
         response = write_result(found.phase, partial_states(found.phase, found.arguments), result, packer)
         response.handed_in = len(clients)
         outbox.handed_in += len(clients)
@@ -332,8 +337,10 @@ async def reply(
     """
     phase, packer, (clients, result) = admitted.phase.phase, host.packer(), last
     kept = await _kept(admitted, host)
+    stored = ResultWriter(admitted.request, phase, host.admission.stores)
 
     def write() -> bytes:
+        stored.write(clients, result, packer)
         response = write_result(phase, partial_states(phase, admitted.phase.arguments), result, packer)
         if clients.stop != admitted.phase.clients.stop:
             response.shortened = len(clients)
@@ -348,7 +355,7 @@ async def reply(
     held = [(column, FederatedType(member, CLIENTS)) for column, (_, member) in zip(result.columns, phase.held)]
     folded = sum(count_leaves(fold.member) for fold in phase.folds)
     is_small = folded <= _FEW_LEAVES and all(is_quick(column, type_spec) for column, type_spec in held)
-    header = write() if is_small else await off_loop(write)
+    header = write() if is_small and not stored.writes else await off_loop(write)
     return Parcel(header, packer.segments, host.chunk_bytes)
 
 

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 import attrs
 from google.protobuf.message import Message
 
+from fedstack.computations.codec.stored_values import StoreFolders
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
@@ -96,12 +97,14 @@ class Admission:
     Attributes:
       leaves: The loaded leaf computations.
       scope: The scope in which the work of senders runs.
+      stores: The stores of clients' states that the work of senders may use; `None` for none.
     """
 
     def __init__(self, policy: CarrierPolicy) -> None:
         self.policy = policy
         self.leaves = LoadedLeaves(policy)
         self.scope = WorkScope(policy=policy, leaves=self.leaves)
+        self.stores: StoreFolders | None = None
         self._loading = LeafThreads(_LOADING_THREADS)
 
     async def admit(self, computation: computation_pb2.Computation, size: int) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import sys
 import threading
 from collections import Counter
@@ -12,16 +13,19 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import attrs
 
+from fedstack.computations.codec.stored_values import StoredResult
 from fedstack.computations.types.language import Type
+from fedstack.computations.values.containers import to_result
 from fedstack.data.client_seeds import ClientId, checked_ids
+from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.data.client_states.state_shards import StateShard, ids_as_json
 from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
+from fedstack.executors.base.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
-from fedstack.program.clients.record_layout import RecordLayout, Records
 from fedstack.program.clients.saved_client_states import SavedClientStates
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
-from fedstack.program.clients.state_shards import StateShard
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
 from fedstack.program.states.staged_releases import StagedReleases
 
@@ -96,9 +100,9 @@ class ClientStates(SavedClientStates, StagedReleases):
             )
         layout = RecordLayout.of(like)
         self._lock = threading.Lock()
-        super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex())
         run = Path(sys.argv[0] or "python").name
-        self._store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
+        store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
+        super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex(), store)
         self._name = checked_name("name", name, "states" if self._path is None else self._path.name)
         self._last = _Update([], 0)
         # All updates that are of use to somebody, such as a save that has not ended.
@@ -107,6 +111,8 @@ class ClientStates(SavedClientStates, StagedReleases):
         self._by_calls: WeakKeyDictionary[object, _Update] = WeakKeyDictionary()
         # The last call of a program that updates the states.
         self._call: asyncio.Task[object] | None = None
+        # What the names of files begin with that workers write for calls that run.
+        self._writing: WeakKeyDictionary[object, str] = WeakKeyDictionary()
         self._manager = state_manager
         if state_manager is not None:
             state_manager.release_with(self)
@@ -137,7 +143,7 @@ class ClientStates(SavedClientStates, StagedReleases):
             assert self._manager is not None
             await self._manager.releases_of(version, self._name)  # raises if the version has been removed meanwhile
             raise
-        return SavedClientStates(self._layout, self._first, index)
+        return SavedClientStates(self._layout, self._first, index, self._store)
 
     def update(self, client_ids: Sequence[ClientId], states: Sequence[object]) -> None:
         """Gives clients new states.
@@ -172,20 +178,20 @@ class ClientStates(SavedClientStates, StagedReleases):
             raise InvalidValueError(
                 f"Expected each client once, found {twice!r} twice; a client has one state, so let it take part once"
             )
-        places = [place for place, state in enumerate(states) if not isinstance(state, ClientFailure)]
+        new = [place for place, state in enumerate(states) if not isinstance(state, ClientFailure)]
+        written, places = self._written(ids, states, new)
         column = self._layout.checked(
-            [states[place] for place in places], lambda index: f"the state of the client {ids[places[index]]!r}"
+            [self._value(states[place]) for place in places],
+            lambda index: f"the state of the client {ids[places[index]]!r}",
         )
         with self._lock:
-            shards = list(
-                self._store.add(
+            shards = list(written)
+            if places:
+                shards += self._store.add(
                     self._last.next,
                     [ids[place] for place in places],
                     lambda start, stop: self._layout.records(column.slice(start, stop)),
                 )
-                if places
-                else ()
-            )
             self._index = self._index.extended(shards)
             if few := self._index.worth_copying(joins=self._layout.is_small):
                 copies = self._store.add(
@@ -195,7 +201,48 @@ class ClientStates(SavedClientStates, StagedReleases):
                 shards += copies
             self._last = _Update(self._index.shards, self._last.next + len(shards))
             self._updates.add(self._last)
-        return len(places)
+        return len(new)
+
+    def _written(
+        self, ids: Sequence[ClientId], states: Sequence[object], places: Sequence[int]
+    ) -> tuple[Sequence[StateShard], Sequence[int]]:
+        """Returns the shards that workers have written, and the places of the other states, which are to be written.
+
+        A shard of which only some records count would bring back the others in a later process.
+        """
+        found: dict[tuple[str, int], dict[int, int]] = {}
+        for place in places:
+            state = states[place]
+            if isinstance(state, StoredResult) and state.file.store == self.store_id:
+                found.setdefault((state.file.name, state.file.digest), {})[state.row] = place
+        shards, left = list[StateShard](), set(places)
+        for shard, rows in zip(self._store.find(found), found.values()):
+            if [ids[rows[row]] if row in rows else None for row in range(len(shard.client_ids))] == shard.client_ids:
+                shards.append(shard)
+                left.difference_update(rows.values())
+        return shards, sorted(left)
+
+    def _value(self, state: object) -> object:
+        if not isinstance(state, StoredResult):
+            return state
+        column = state.read([state], self.state_type, lambda _: "a state")
+        return to_result(column.items()[0], self.state_type)
+
+    def storing(self, call: object, client_ids: Sequence[ClientId]) -> tuple[ResultStore, Path] | None:
+        """Returns where workers may write the new states of a call's clients until `end`; `None` if they cannot.
+
+        The other value is the folder of the states.
+        """
+        if self._path is None:
+            return None
+        name = secrets.token_hex(6)
+        with self._lock:
+            self._writing[call] = name
+        return ResultStore(self._store.share, self.state_type, ids_as_json(client_ids), name), self._path
+
+    def _held(self) -> tuple[ShardIndex, object]:
+        with self._lock:
+            return self._index, self._last
 
     def _copied(self, client_ids: Sequence[ClientId]) -> Records:
         records = self._layout.empty(len(client_ids))
@@ -212,6 +259,7 @@ class ClientStates(SavedClientStates, StagedReleases):
         """Notes that a call has ended, with an update or without one."""
         with self._lock:
             self._by_calls[call] = self._last
+            self._writing.pop(call, None)
 
     # How the program's state manager saves states.
 
@@ -253,7 +301,7 @@ class ClientStates(SavedClientStates, StagedReleases):
             names = {name for one in kept for name, _ in cast("Mapping[str, Any]", one)["shards"]}
             for update in self._updates:
                 names.update(shard.name for shard in update.shards)
-            self._store.remove_others(names)
+            self._store.remove_others(names, list(self._writing.values()))
 
     def unlock(self) -> None:
         """Lets other runs use the folder. Idempotent. The state manager calls it when it is closed."""

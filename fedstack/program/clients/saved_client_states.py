@@ -3,15 +3,19 @@
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
+from fedstack.computations.codec.stored_values import InStore, Whereabouts
 from fedstack.computations.types.language import CLIENTS, FederatedType, Type
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.containers import to_result
-from fedstack.computations.values.deferred_column import Elsewhere, Where
+from fedstack.computations.values.deferred_column import Where
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.data.client_seeds import ClientId, checked_ids
-from fedstack.program.clients.record_layout import RecordLayout, Records
+from fedstack.data.client_states.record_layout import RecordLayout, Records
 from fedstack.program.clients.shard_index import ShardIndex
+from fedstack.program.clients.shard_stores import ShardStore
 
 
 class SavedClientStates:
@@ -21,12 +25,19 @@ class SavedClientStates:
       layout: The layout of records.
       first: The record of clients whose states have not been updated.
       index: The records of the others.
+      store: Where the records are.
     """
 
-    def __init__(self, layout: RecordLayout, first: Records, index: ShardIndex) -> None:
+    def __init__(self, layout: RecordLayout, first: Records, index: ShardIndex, store: ShardStore) -> None:
         self._layout = layout
         self._first = first
         self._index = index
+        self._store = store
+
+    @property
+    def store_id(self) -> str | None:
+        """The id by which other processes find the store of the records; `None` if they cannot have it."""
+        return self._store.id
 
     @property
     def state_type(self) -> Type:
@@ -76,12 +87,29 @@ class SavedClientStates:
                 records[some] = shard.read(rows)
         return self._layout.column(records)
 
+    def _held(self) -> tuple[ShardIndex, object]:
+        """Returns the records as they are now, and what keeps their shards in the store."""
+        return self._index, None
+
+    def locate(self, client_ids: Sequence[ClientId]) -> Whereabouts:
+        """Returns where the states of clients are, for a process that has the store, too."""
+        index, owner = self._held()
+        files: list[tuple[str, int]] = []
+        of: NDArray[np.int64] = np.zeros(len(client_ids), np.int64)
+        records: NDArray[np.int64] = np.zeros(len(client_ids), np.int64)
+        for shard, (some, rows) in index.places(client_ids).items():
+            if shard is not None:
+                of[some], records[some] = len(files), rows + 1
+                files.append((shard.name, shard.digest))
+        first = self._layout.column(self._first).items()[0]
+        return Whereabouts(self.state_type, files, of.tolist(), records.tolist(), first, owner)
+
     def __repr__(self) -> str:
         return f"<SavedClientStates of {len(self._index.client_ids)} clients>"
 
 
 @attrs.define(eq=False)  # not frozen: a million of them would take twice as long
-class ClientState(Elsewhere):
+class ClientState(InStore):
     """The state of a client, which is read where the client runs.
 
     Attributes:
@@ -99,6 +127,17 @@ class ClientState(Elsewhere):
         if all(one.states is states for one in found):
             return states.column([one.client_id for one in found])
         return [one.states.column([one.client_id]).items()[0] for one in found]
+
+    @classmethod
+    def store_of(cls, found: Sequence["ClientState"]) -> str | None:
+        """Returns the id of the store that has the states; see `InStore`."""
+        states = found[0].states
+        return states.store_id if all(one.states is states for one in found) else None
+
+    @classmethod
+    def locate(cls, found: Sequence["ClientState"]) -> Whereabouts:
+        """Returns where the states are; see `InStore`."""
+        return found[0].states.locate([one.client_id for one in found])
 
     def check(self, member: Type, place: str) -> None:
         """Checks that states have an expected type."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.data.client_seeds import ClientId
-from fedstack.program.clients.state_shards import StateShard
+from fedstack.data.client_states.state_shards import StateShard
 
 # A shard in which this share of the records is of use is copied to a new one. So each byte that is written is copied
 # at most once in three times, and stores have at most four times the size of what they hold.

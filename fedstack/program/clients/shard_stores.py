@@ -1,27 +1,35 @@
 """Stores of shards: a folder with a file for each, or memory."""
 
+import contextlib
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from fedstack.data.client_seeds import ClientId
-from fedstack.foundations.synced_folders import sync_folder
-from fedstack.program.clients.record_layout import RecordLayout, Records
-from fedstack.program.clients.state_shards import FileShard, MemoryShard, StateShard
+from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.data.client_states.state_shards import (
+    SUFFIX,
+    FileShard,
+    MemoryShard,
+    StateShard,
+    rows_of_a_file,
+    sync_shards,
+)
+from fedstack.data.client_states.store_folders import name_store, opened_shard
+from fedstack.errors import FedstackError, ProgramStateError
 from fedstack.program.states.folder_lock import FolderLock
-from fedstack.program.states.headed_file import DamagedStateError
 
 RecordsOf: TypeAlias = Callable[[int, int], Records]
-_SUFFIX = ".states"
-# Files of large records have about this size, so that most of them end as a whole. Small records share one file.
-_FILE_BYTES = 1 << 20
-_MOST_BYTES = 1 << 28
-_SYNCS_AT_ONCE = 8
 
 
 class ShardStore(Protocol):
     """Where shards are. Their names are numbers that follow each other."""
+
+    @property
+    def id(self) -> str | None:
+        """The id by which others find the store that this process has taken; `None` if they cannot have it."""
+        ...
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records as shards, of which the first has the given number.
@@ -53,8 +61,12 @@ class ShardStore(Protocol):
         """
         ...
 
-    def remove_others(self, names: Collection[str]) -> None:
-        """Removes all shards but those with the given names."""
+    def share(self) -> str | None:
+        """Takes the store for this process, and returns its id; `None` if others cannot have it."""
+        ...
+
+    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
+        """Removes all shards but those with the given names, and those whose names have the given beginnings."""
         ...
 
     def unlock(self) -> None:
@@ -64,6 +76,8 @@ class ShardStore(Protocol):
 
 class MemoryStore:
     """Shards in memory, which exist as long as somebody has them. See `ShardStore`."""
+
+    id = None
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
@@ -76,7 +90,11 @@ class MemoryStore:
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Does nothing."""
 
-    def remove_others(self, names: Collection[str]) -> None:
+    def share(self) -> str | None:
+        """Returns nothing: others cannot have it."""
+        return None
+
+    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
         """Does nothing."""
 
     def unlock(self) -> None:
@@ -97,15 +115,38 @@ class FolderStore:
         self._layout = layout
         self._lock = FolderLock(folder, run)
         self._unsynced: dict[str, FileShard] = {}
+        self._is_taken = False
+        self._naming = threading.Lock()
+        self._id: str | None = None
+
+    @property
+    def id(self) -> str | None:
+        """The id that this process has given to the folder; see `ShardStore.id`."""
+        with self._naming:
+            if self._id is None and self._is_taken:
+                with contextlib.suppress(ProgramStateError):
+                    self._id = name_store(self._folder)
+            return self._id
+
+    def share(self) -> str | None:
+        """Takes the folder, and returns its id; see `ShardStore.share`."""
+        try:
+            self._take()
+        except FedstackError:  # the update will say so
+            return None
+        return self.id
+
+    def _take(self) -> None:
+        self._lock.acquire()
+        self._is_taken = True
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
-        self._lock.acquire()
-        size = self._layout.dtype.itemsize
-        rows = max((_MOST_BYTES if self._layout.is_small else _FILE_BYTES) // size, 1)
+        self._take()
+        rows = rows_of_a_file(self._layout)
         shards: list[StateShard] = []
         for start in range(0, len(client_ids), rows):
-            path = self._folder / f"{number + len(shards):08d}{_SUFFIX}"
+            path = self._folder / f"{number + len(shards):08d}{SUFFIX}"
             stop = min(start + rows, len(client_ids))
             shard = FileShard.written(path, self._layout, list(client_ids[start:stop]), records(start, stop))
             self._unsynced[shard.name] = shard
@@ -114,36 +155,20 @@ class FolderStore:
 
     def find(self, found: Iterable[tuple[str, int]]) -> Sequence[StateShard]:
         """Returns shards by their names and digests; see `ShardStore.find`."""
-        try:
-            return [self._opened(name, digest) for name, digest in found]
-        except FileNotFoundError as error:
-            raise DamagedStateError(
-                f"Expected the clients' states that belong to the program's state, found no file {error.filename}; "
-                "restore it, or load an older version"
-            ) from error
-
-    def _opened(self, name: str, digest: int) -> FileShard:
-        shard = FileShard.opened(self._folder / name, self._layout)
-        if shard.digest != digest:
-            raise DamagedStateError(
-                f"Expected the clients' states that belong to the program's state in {shard.path}, found others, as "
-                "after a copy from elsewhere; restore the file, or load an older version"
-            )
-        return shard
+        return [opened_shard(self._folder, name, digest, self._layout) for name, digest in found]
 
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""
         new = [self._unsynced[shard.name] for shard in shards if shard.name in self._unsynced]
-        if new:
-            with ThreadPoolExecutor(min(len(new), _SYNCS_AT_ONCE)) as pool:  # the disk joins what arrives together
-                list(pool.map(FileShard.sync, new))
-            sync_folder(self._folder)
+        sync_shards(new, self._folder)
         for shard in new:
             self._unsynced.pop(shard.name, None)
 
-    def remove_others(self, names: Collection[str]) -> None:
-        """Removes all shards but those with the given names; see `ShardStore.remove_others`."""
-        old = [path for path in self._folder.glob(f"*{_SUFFIX}") if path.name not in names]
+    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
+        """Removes all shards but some; see `ShardStore.remove_others`."""
+        spared = tuple(beginnings)
+        files = self._folder.glob(f"*{SUFFIX}")
+        old = [path for path in files if path.name not in names and not path.name.startswith(spared)]
         for path in old:
             path.unlink(missing_ok=True)
             self._unsynced.pop(path.name, None)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path as FolderPath
 from typing import Any, cast
 
 import attrs
@@ -17,7 +18,9 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
 from fedstack.data.client_seeds import ClientId
+from fedstack.data.client_states.store_folders import ClientStateFolders
 from fedstack.errors import InvalidComputationError
+from fedstack.executors.base.stored_results import ResultStore, StoringResults
 from fedstack.program.clients.client_states import ClientStates
 from fedstack.program.clients.saved_client_states import ClientState, SavedClientStates
 from fedstack.program.value_reference import Path, part_of
@@ -41,6 +44,10 @@ class StatesUpdate:
         """Notes that the call begins."""
         if self.states is not None:
             self.states.begin(call)
+
+    def storing(self, call: object) -> tuple[ResultStore, FolderPath] | None:
+        """Returns where workers may write the new states until the call ends; see `ClientStates.storing`."""
+        return None if self.states is None else self.states.storing(call, self.client_ids)
 
     def end(self, call: object) -> None:
         """Notes that the call has ended, with an update or without one."""
@@ -95,6 +102,14 @@ def updates_of(arg: object, parameter: Type | None, result: Type) -> list[States
         else:
             raise _not_seen(result)
     return updates
+
+
+def storing(updates: Sequence[StatesUpdate], call: object) -> StoringResults | None:
+    """Returns what a call has in its scope, so that workers may write the new states; `None` if they cannot."""
+    found = [one for update in updates if (one := update.storing(call)) is not None]
+    if not found:
+        return None
+    return StoringResults([store for store, _ in found], ClientStateFolders([folder for _, folder in found]))
 
 
 def states_in(arg: object, parameter: Type | None) -> list[SavedClientStates]:

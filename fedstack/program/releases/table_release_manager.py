@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from fedstack.data.headed_file import write_whole
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import whole_number_of
@@ -14,7 +15,6 @@ from fedstack.foundations.value_text import describe
 from fedstack.program.argument_checks import checked_path
 from fedstack.program.releases.staged_release_manager import Cell, Key, Row, StagedReleaseManager
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
-from fedstack.program.states.headed_file import write_whole
 
 __all__ = ["Cell", "Row", "TableReleaseManager"]
 

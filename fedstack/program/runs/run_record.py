@@ -12,11 +12,11 @@ import attrs
 import numpy as np
 
 from fedstack._version import __version__
+from fedstack.data.headed_file import write_whole
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.value_text import describe
 from fedstack.program.argument_checks import check_instance
-from fedstack.program.states.headed_file import write_whole
 
 RECORD = "run.json"
 _FORMAT = 1

@@ -18,6 +18,7 @@ from fedstack.computations.types.language import (
     ProgramStateManager,
     ProgramStateNotFoundError,
 )
+from fedstack.data.headed_file import DamagedStateError
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.error_text import text_of
@@ -25,7 +26,6 @@ from fedstack.foundations.number_checks import check_bool, check_whole_number, c
 from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.argument_checks import checked_name, checked_path
 from fedstack.program.states.folder_lock import FolderLock
-from fedstack.program.states.headed_file import DamagedStateError
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_file import SavedState, check_complete, read_releases, read_state, write_state
 from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored

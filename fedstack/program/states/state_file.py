@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.types.language import Serializable
+from fedstack.data.headed_file import ALIGNMENT, FileKind, write_whole
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.value_text import describe
-from fedstack.program.states.headed_file import ALIGNMENT, FileKind, write_whole
 
 _KIND = FileKind(b"FEDSTATE", 1, "program state")
 # The kinds of values that JSON has, or that a text stands for.

@@ -3,12 +3,14 @@
 import ipaddress
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import cast
 
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.tensor_values import describe
+from fedstack.data.client_states.store_folders import ClientStateFolders
 from fedstack.errors import InvalidValueError
 from fedstack.executors.factories import local_executor_factory
 from fedstack.foundations.public_names import refuses_others
@@ -46,6 +48,15 @@ def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]
     return found
 
 
+def _folders(folders: "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]") -> tuple[Path, ...]:
+    several = isinstance(cast(object, folders), Iterable) and not isinstance(folders, (str, os.PathLike))
+    found = tuple(cast("Iterable[str]", folders if several else (folders,)))
+    for folder in found:
+        if not isinstance(cast(object, folder), (str, os.PathLike)) or not os.fspath(folder):
+            raise InvalidValueError(f"Expected client_states to contain paths of folders, found {describe(folder)}")
+    return tuple(Path(folder).absolute() for folder in found)
+
+
 @refuses_others
 @attrs.frozen
 class ServerConfig:
@@ -68,6 +79,9 @@ class ServerConfig:
       data_services: Addresses of dispatchers, or jobs of a cluster with one task each. Clients' computations may refer
         to the datasets of these dispatchers. The server dials the dispatchers and their data workers with
         `client_credentials`. By default there are none.
+      client_states: Folders with clients' states, such as those of runs, which this machine shares with the programs
+        that own them. The server reads and writes the states there, so that they do not travel with the clients. By
+        default there are none.
     """
 
     credentials: ServerCredentials | None = None
@@ -81,6 +95,7 @@ class ServerConfig:
     client_credentials: ClientCredentials | None = None
     host: str = attrs.field(default="", converter=unbracketed)
     data_services: tuple[str, ...] = attrs.field(default=(), converter=_addresses)
+    client_states: tuple[Path, ...] = attrs.field(default=(), converter=_folders)
 
     def __attrs_post_init__(self) -> None:
         check_client_credentials(self.client_credentials)
@@ -121,6 +136,7 @@ class ServerConfig:
             policy=self.policy,
             client_credentials=self.client_credentials,
             reads=None if reads is None else reads.blocks,
+            stores=ClientStateFolders(self.client_states) if self.client_states else None,
         )
 
     def method_service(self) -> MethodService:

@@ -13,6 +13,7 @@ from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import change_scope
 from fedstack.computations.types.language import Type
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.concurrency.progress import ObservedCounts, ProgressCounts
 from fedstack.executors.remote.phase_messages import read_span
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
@@ -62,6 +63,7 @@ class ExecutorExtensions:
             "Start": ExchangeMethod(self.start),
             "Update": UploadMethod(self.update),
             "RunPhase": ExchangeMethod(self.run_phase),
+            "FindStores": control(messages.FindStoresRequest, self.find_stores),
             "ShortenPhase": control(messages.ShortenPhaseRequest, self.shorten_phase),
         }
 
@@ -88,7 +90,14 @@ class ExecutorExtensions:
             heartbeat_seconds=limits.heartbeat_seconds,
             asks_for_token=self.server is not None and self.server.asks_for_token,
             isolates=bool(sys.executable),
+            stores=self._core.admission.stores is not None,
         )
+
+    async def find_stores(self, request: messages.FindStoresRequest) -> messages.FindStoresResponse:
+        """Returns which of some stores of clients' states this server has."""
+        stores, ids = self._core.admission.stores, list(request.id)
+        found = () if stores is None else await off_loop(lambda: stores.find(ids))
+        return messages.FindStoresResponse(id=found)
 
     async def open_session(self, request: messages.OpenSessionRequest) -> messages.OpenSessionResponse:
         """Opens a session with a lease. The server limits the duration of the lease."""

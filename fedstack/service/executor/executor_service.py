@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from fedstack.computations.codec.references import ReadBlocks
+from fedstack.computations.codec.stored_values import StoreFolders
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.proto import executor_pb2, extensions_pb2
@@ -32,6 +33,7 @@ class ExecutorService(Service):
       clock: Returns the time in seconds.
       client_credentials: The credentials with which functions dial other servers, such as the owner of a variable.
       reads: Reads sequences that clients send as references; by default references are not allowed.
+      stores: The stores of clients' states that clients' computations may use; by default none.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class ExecutorService(Service):
         clock: Clock = time.monotonic,
         client_credentials: ClientCredentials | None = None,
         reads: ReadBlocks | None = None,
+        stores: StoreFolders | None = None,
     ) -> None:
         limits, policy = limits or ServiceLimits(), policy or CarrierPolicy()
-        self._core = ServiceCore(factory, limits, policy, clock, client_credentials, reads)
+        self._core = ServiceCore(factory, limits, policy, clock, client_credentials, reads, stores)
         self._group = ExecutorGroup(self._core)
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 

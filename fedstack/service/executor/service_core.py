@@ -12,6 +12,7 @@ import attrs
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.references import ReadBlocks
+from fedstack.computations.codec.stored_values import StoreFolders
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import SystemScope, WorkKind, current_scope, set_scope
 from fedstack.computations.types.language import (
@@ -149,6 +150,7 @@ class ServiceCore:
       clock: Returns the time in seconds.
       client_credentials: The credentials with which functions dial other servers.
       reads: Reads sequences that clients send as references.
+      stores: The stores of clients' states that work for clients may use; `None` for none.
 
     Attributes:
       scope: The scope in which work for clients runs.
@@ -162,6 +164,7 @@ class ServiceCore:
         clock: Clock = time.monotonic,
         client_credentials: ClientCredentials | None = None,
         reads: ReadBlocks | None = None,
+        stores: StoreFolders | None = None,
     ) -> None:
         release_unused_types()
         self.factory = factory
@@ -173,6 +176,7 @@ class ServiceCore:
         self._inside_leaves = inside = SyncExecutionContext(factory)  # for computations called in leaf functions
         self.isolated = asyncio.Semaphore(limits.max_isolated)  # limits the number of child processes
         self.admission = LimitedAdmission(policy, limits)
+        self.admission.stores = stores
         self.abandoned = AbandonedWork(
             limits.max_abandoned,
             lambda found: exceeded(limits, "max_abandoned", found, "wait until some of these tasks end"),

@@ -134,6 +134,7 @@ def local_worker_pool(
     startup_seconds: float = 60.0,
     respawn: bool = True,
     data_services: Sequence[str] = (),
+    client_states: Sequence["str | os.PathLike[str]"] = (),
 ) -> WorkerPool:
     """Starts worker processes, and returns when clients can dial all of them.
 
@@ -152,6 +153,8 @@ def local_worker_pool(
         pool restarts at most ten workers, or three times the number of workers if that is more.
       data_services: The addresses of dispatchers whose datasets computations may refer to. Pass the credentials to dial
         them in `options`, such as `--call-token-file`.
+      client_states: Folders with clients' states, such as those of runs. The workers read and write the states there,
+        so that they do not travel with the clients.
 
     Raises:
       InvalidValueError: If the number of workers is 0 or too large for this machine.
@@ -172,6 +175,7 @@ def local_worker_pool(
         command = [sys.executable, "-m", "fedstack.command_line.pool_worker", str(folder)]
         command += ["--allow-python-code", "--allow-module", ",".join(modules), *options]
         command += [part for address in data_services for part in ("--data-service", address)]
+        command += [part for states in client_states for part in ("--client-states", os.fspath(states))]
         for number in range(n):
             process = ProcessOptions(
                 command=command,

@@ -185,6 +185,10 @@ class ExecutorStub(ServiceStub):
         """Asks for the last clients of a running phase."""
         return await self._extended("ShortenPhase", request, extended.ShortenPhaseResponse)
 
+    async def find_stores(self, request: extended.FindStoresRequest) -> extended.FindStoresResponse:
+        """Asks which stores of clients' states the peer has."""
+        return await self._extended("FindStores", request, extended.FindStoresResponse)
+
     async def _plain(self, method: str, request: Message, response: type[_M]) -> _M:
         return await self.call(f"/{EXECUTOR_GROUP}/{method}", request, response)
 

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
+from fedstack.data.headed_file import FileKind
 from fedstack.errors import ClosedError, InvalidValueError, ProgramStateError
 from fedstack.program import FileProgramStateManager, MemoryProgramStateManager
 from fedstack.program.states.folder_lock import FolderLock, holder_of
-from fedstack.program.states.headed_file import FileKind
 
 
 class Iterator(fl.program.FederatedDataSourceIterator):

@@ -32,7 +32,7 @@ REQUESTS: dict[str, type[Any]] = {
     "RunPhase": extended.PhaseRequest,
     "ShortenPhase": extended.ShortenPhaseRequest,
 }
-WITHOUT_SESSION = {"GetExecutor", "DisposeExecutor", "Handshake", "OpenSession"}
+WITHOUT_SESSION = {"GetExecutor", "DisposeExecutor", "Handshake", "OpenSession", "FindStores"}
 
 
 class Clock:

@@ -6,7 +6,8 @@ each record, as `<u4`, and the records, from the next multiple of 64 bytes. A re
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -15,11 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.data.client_seeds import ClientId
+from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.data.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
-from fedstack.program.clients.record_layout import RecordLayout, Records
-from fedstack.program.states.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
+from fedstack.foundations.synced_folders import sync_folder
 
+SUFFIX = ".states"
+# Files of large records have about this size, so that most of them end as a whole. Small records share one file.
+_FILE_BYTES = 1 << 20
+_MOST_BYTES = 1 << 28
+_SYNCS_AT_ONCE = 8
 _KIND = FileKind(b"FEDCLNTS", 1, "file of clients' states")
 
 
@@ -96,18 +103,28 @@ class FileShard:
         return self.path.name
 
     @classmethod
-    def written(cls, path: Path, layout: RecordLayout, client_ids: Sequence[ClientId], records: Records) -> "FileShard":
+    def written(
+        cls, path: Path, layout: RecordLayout, client_ids: Sequence[ClientId], records: Records, *, is_new: bool = False
+    ) -> "FileShard":
         """Writes a shard, which may be lost in a power failure until `sync` has returned.
 
+        Args:
+          path: The path of the file.
+          layout: The layout of the records.
+          client_ids: The clients.
+          records: A record for each of them.
+          is_new: Whether a file that exists is an error. Otherwise it is replaced.
+
         Raises:
-          ProgramStateError: If the file cannot be written. Then it does not exist.
+          ProgramStateError: If the file cannot be written. Then it does not exist, or is as it was.
         """
-        head = _KIND.head({"fields": layout.fields, "clients": [_as_json(one) for one in client_ids]})
+        head = _KIND.head({"fields": layout.fields, "clients": ids_as_json(client_ids)})
         crcs = [zlib.crc32(records[row]) for row in range(len(records))]
         checks = np.array(crcs, "<u4").tobytes()
         padding = bytes(-len(checks) % ALIGNMENT)
         try:
-            with removed_on_error(path), open(path, "wb", buffering=0) as file:
+            file = open(path, "xb" if is_new else "wb", buffering=0)  # noqa: SIM115 - must not be removed if it is there
+            with removed_on_error(path), file:
                 write_parts(
                     file, [head, checks, padding, memoryview(cast(Any, np.ascontiguousarray(records).reshape(-1)))]
                 )
@@ -127,7 +144,7 @@ class FileShard:
         """
         with _KIND.open(path) as (file, fields):
             layout.check(fields["fields"], str(path))
-            ids = [_from_json(one) for one in fields["clients"]]
+            ids = ids_from_json(fields["clients"])
             checks = file.read(4 * len(ids))
             start = file.tell() + -len(checks) % ALIGNMENT
             if os.fstat(file.fileno()).st_size != start + layout.dtype.itemsize * len(ids):
@@ -169,9 +186,32 @@ class FileShard:
         return found
 
 
-def _as_json(client_id: ClientId) -> object:
-    return {"hex": client_id.hex()} if isinstance(client_id, bytes) else client_id
+def ids_as_json(client_ids: Iterable[ClientId]) -> list[object]:
+    """Returns ids of clients as JSON."""
+    return [{"hex": one.hex()} if isinstance(one, bytes) else one for one in client_ids]
 
 
-def _from_json(found: Any) -> ClientId:
-    return bytes.fromhex(cast("dict[str, str]", found)["hex"]) if isinstance(found, dict) else found
+def ids_from_json(found: Iterable[Any]) -> list[ClientId]:
+    """Returns the ids of clients that `ids_as_json` has returned as JSON."""
+    return [bytes.fromhex(cast("dict[str, str]", one)["hex"]) if isinstance(one, dict) else one for one in found]
+
+
+def rows_of_a_file(layout: RecordLayout) -> int:
+    """Returns the number of records in a file."""
+    return max((_MOST_BYTES if layout.is_small else _FILE_BYTES) // layout.dtype.itemsize, 1)
+
+
+def sync_shards(shards: Sequence[FileShard], folder: Path) -> None:
+    """Makes the files of shards, and their names in a folder, survive a power failure.
+
+    Raises:
+      ProgramStateError: If the disk fails.
+    """
+    if not shards:
+        return
+    with ThreadPoolExecutor(min(len(shards), _SYNCS_AT_ONCE)) as pool:  # the disk joins what arrives together
+        list(pool.map(FileShard.sync, shards))
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error

@@ -1,0 +1,1 @@
+"""The files of clients' states, which programs and workers read and write."""

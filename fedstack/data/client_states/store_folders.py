@@ -1,0 +1,224 @@
+"""The stores of clients' states that a worker reads and writes for programs on other machines.
+
+A store is a folder. It has an id in a file, which each process that owns the folder draws at random. A program that
+sends a client to a worker names the store by its id, and never by a path, so that it reaches only the folders that the
+operator of the worker has named, and no older copy of its own.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedstack.computations.codec.stored_values import StoredFile, StoredValue
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.columns import Column
+from fedstack.data.client_seeds import ClientId, checked_ids
+from fedstack.data.client_states.record_layout import RecordLayout
+from fedstack.data.client_states.state_shards import SUFFIX, FileShard, ids_from_json, rows_of_a_file, sync_shards
+from fedstack.data.headed_file import DamagedStateError, write_whole
+from fedstack.errors import CarrierError, InvalidValueError
+from fedstack.foundations.caches import SharedCache
+from fedstack.foundations.error_text import name_text
+
+_ID_FILE = ".store"
+_ID = re.compile(rb"[0-9a-f]{32}\n")
+# Stores are the folders that are named, and folders in them up to this depth.
+_DEPTH = 2
+_NAME = re.compile(r"[0-9a-z-]{1,120}" + re.escape(SUFFIX))
+_BEGINNING = re.compile(r"[0-9a-z-]{1,80}")
+# The shards whose ids of clients are kept in memory: how many, and about how many bytes of these ids.
+_MOST_SHARDS, _MOST_BYTES, _ID_BYTES = 10_000, 64 << 20, 80
+
+
+def id_of_store(folder: Path) -> str | None:
+    """Returns the id of the store in a folder; `None` if there is none."""
+    try:
+        with open(folder / _ID_FILE, "rb", buffering=0, opener=_without_waiting) as file:
+            found = file.read(64)
+    except OSError:
+        return None
+    return found[:-1].decode() if _ID.fullmatch(found) else None
+
+
+def name_store(folder: Path) -> str:
+    """Gives the store in a folder a new id, and returns it. Only the process that owns the folder calls this.
+
+    Raises:
+      ProgramStateError: If the id cannot be written.
+    """
+    store = secrets.token_hex(16)
+    write_whole(folder / _ID_FILE, [store.encode() + b"\n"])
+    return store
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # the file may be a pipe
+
+
+class ClientStateFolders:
+    """The stores in some folders. See `StoreFolders`.
+
+    Args:
+      folders: The folders, each of which is a store, or has stores in it.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = [folder.absolute() for folder in folders]
+        self._known: dict[str, Path] = {}
+        self._lock = threading.Lock()
+        # By store, name and digest, with the layout of their records.
+        self._shards: SharedCache[tuple[str, str, int], tuple[FileShard, RecordLayout]]
+        self._shards = SharedCache(_MOST_SHARDS, _MOST_BYTES)
+
+    def find(self, ids: Sequence[str]) -> Sequence[str]:
+        """Returns those of some ids that stores have; see `StoreFolders.find`."""
+        with self._lock:
+            if not all(self._is_there(one) for one in ids):
+                self._known = self._stores()
+            return [one for one in ids if one in self._known]
+
+    def _is_there(self, store: str) -> bool:
+        folder = self._known.get(store)
+        return folder is not None and id_of_store(folder) == store
+
+    def _stores(self) -> dict[str, Path]:
+        """Returns the stores by their ids, without those of which there is a copy: either may be meant."""
+        found = {folder: store for folder in self._candidates() if (store := id_of_store(folder)) is not None}
+        counts = Counter(found.values())
+        return {store: folder for folder, store in found.items() if counts[store] == 1}
+
+    def _candidates(self) -> Iterator[Path]:
+        for folder in self._folders:
+            root = folder.resolve()
+            for depth in range(_DEPTH + 1):
+                for path in root.glob("*/" * depth + _ID_FILE):
+                    if path.parent.resolve().is_relative_to(root):
+                        yield path.parent.resolve()
+
+    def _folder_of(self, store: str) -> Path:
+        self.find([store])
+        folder = self._known.get(store)
+        if folder is None:
+            raise CarrierError(
+                f"Expected the id of a store of clients' states in {' or '.join(map(str, self._folders))}, found "
+                f"{name_text(store)}; name the folder of the store: fedstack serve --client-states FOLDER, "
+                "ServerConfig.client_states, or local_worker_pool(client_states=[...])"
+            )
+        return folder
+
+    def read(self, found: Sequence[StoredValue]) -> Column:
+        """Reads states of one type; see `StoreFolders.read`.
+
+        Raises:
+          CarrierError: If the store is not in one of the folders.
+          InvalidValueError: If a file cannot be one of a store, has records of another type, or no such record.
+          ProgramStateError: If a file is missing or damaged, or is not the one that is meant.
+        """
+        layout = RecordLayout.of(found[0].file.type_spec)
+        places: dict[StoredFile, list[int]] = {}
+        for place, value in enumerate(found):
+            places.setdefault(value.file, []).append(place)
+        records = layout.empty(len(found) if len(places) > 1 else 0)
+        for file, some in places.items():
+            shard, rows = self._shard(file, layout), [found[place].row for place in some]
+            if not 0 <= min(rows) <= max(rows) < len(shard.client_ids):
+                raise InvalidValueError(
+                    f"Expected the index of one of {len(shard.client_ids)} records in {shard.path}, found {max(rows)}"
+                )
+            read = shard.read(np.array(rows, np.intp))
+            if len(places) == 1:
+                records = read
+            else:
+                records[some] = read
+        return layout.column(records)
+
+    def _shard(self, file: StoredFile, layout: RecordLayout) -> FileShard:
+        key = file.store, file.name, file.digest
+        shard, known = self._shards.get(key) or (None, layout)
+        if shard is None:
+            folder = self._folder_of(file.store)
+            shard = opened_shard(folder, file.name, file.digest, layout)
+            if shard.path.is_symlink():
+                raise InvalidValueError(f"Expected a file of clients' states in {folder}, found the link {file.name}")
+            self._shards.put(key, (shard, layout), _ID_BYTES * len(shard.client_ids))
+        layout.check(known.fields, str(shard.path))
+        return shard
+
+    def write(self, store: str, name: str, type_spec: Type, ids: bytes, values: Column) -> Sequence[StoredValue]:
+        """Writes states to new files; see `StoreFolders.write`.
+
+        Raises:
+          CarrierError: If the store is not in one of the folders.
+          InvalidValueError: If the name or the ids are not valid.
+          ProgramStateError: If the files cannot be written.
+        """
+        if not _BEGINNING.fullmatch(name):
+            raise InvalidValueError(
+                f"Expected letters, digits and hyphens as the beginning of names of files, found {name_text(name)}"
+            )
+        clients, layout = _ids_in(ids, len(values)), RecordLayout.of(type_spec)
+        folder, size = self._folder_of(store), rows_of_a_file(layout)
+        shards: list[FileShard] = []
+        try:
+            for start in range(0, len(values), size):
+                path, stop = folder / f"{name}-{start:x}{SUFFIX}", min(start + size, len(values))
+                records = layout.records(values.slice(start, stop))
+                shards.append(FileShard.written(path, layout, clients[start:stop], records, is_new=True))
+            sync_shards(shards, folder)
+        except BaseException:
+            for shard in shards:
+                with contextlib.suppress(OSError):
+                    shard.path.unlink(missing_ok=True)
+            raise
+        files = [StoredFile(store, shard.name, shard.digest, type_spec, self) for shard in shards]
+        return [StoredValue(files[row // size], row % size) for row in range(len(values))]
+
+    def __repr__(self) -> str:
+        return f"<ClientStateFolders {', '.join(map(str, self._folders))}>"
+
+
+def _ids_in(content: bytes, count: int) -> list[ClientId]:
+    """Returns the ids of clients in a message.
+
+    Raises:
+      InvalidValueError: If they are not valid, or of another number.
+    """
+    try:
+        found = checked_ids(ids_from_json(json.loads(content)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidValueError(f"Expected a list of client ids in JSON, found {name_text(str(content))}") from error
+    if len(found) != count:
+        raise InvalidValueError(f"Expected the ids of {count} clients, found {len(found)}")
+    return list(found)
+
+
+def opened_shard(folder: Path, name: str, digest: int, layout: RecordLayout) -> FileShard:
+    """Returns a shard of a store by its name and digest.
+
+    Raises:
+      InvalidValueError: If its records have another layout.
+      ProgramStateError: If it is missing or damaged, or is another one.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidValueError(f"Expected the name of a file of clients' states, found {name_text(name)}")
+    try:
+        shard = FileShard.opened(folder / name, layout)
+    except FileNotFoundError as error:
+        raise DamagedStateError(
+            f"Expected the clients' states that belong to the program's state, found no file {error.filename}; "
+            "restore it, or load an older version"
+        ) from error
+    if shard.digest != digest:
+        raise DamagedStateError(
+            f"Expected the clients' states that belong to the program's state in {shard.path}, found others, as "
+            "after a copy from elsewhere; restore the file, or load an older version"
+        )
+    return shard
