@@ -4,7 +4,7 @@
 | --- | --- |
 | says which results of a call belong to which store (`StoringResults`) | the owner of the store, around the call |
 | asks for them with a phase (`ask`), if the worker has the store | the sender of the phase |
-| writes those of the clients that are done to new files, and sends their places (`store_results`) | the worker |
+| writes those of the clients that are done to new files, and sends their places (`ResultWriter`) | the worker |
 | finds the places in the result of the call (`StoredResult`) | the owner of the store |
 
 Each request has names of its own. So a phase may run twice, or be lost, and the owner removes what did not count.
