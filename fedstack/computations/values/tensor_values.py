@@ -100,7 +100,7 @@ def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
         if kind.__module__.partition(".")[0] == "jax" and kind.__name__.endswith("Tracer"):
             raise TypeMismatchError(
                 f"Expected {tensor}, found a JAX {kind.__name__}; at {path}; call jax.jit, jax.grad and jax.vmap "
-                "inside the decorated function, not on the computation"
+                "inside the decorated function, not on the computation, or decorate it with fedstack.jax_computation"
             ) from None
         shown = f"{kind.__name__}, whose conversion to an array raised {type(error).__name__}: {error}"
         raise TypeMismatchError(f"Expected {tensor}, found {shown}; at {path}") from error

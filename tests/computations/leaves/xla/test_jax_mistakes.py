@@ -183,6 +183,14 @@ def test_a_function_that_is_traced_calls_no_other_computations() -> None:
     assert "found one that calls 'double'; call it before, and pass its result as an argument" in told
 
 
+def test_functions_of_numpy_are_not_called_in_those_of_jax() -> None:
+    plain = fedstack.python_computation(FLOAT, FLOAT)(lambda x: x)
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        told = error_of(FLOAT, function=lambda x: plain(x))
+    assert "Tracer; at arg; call jax.jit" in told
+    assert "or decorate it with fedstack.jax_computation" in told
+
+
 def test_many_sizes_take_bounded_memory() -> None:
     total = fedstack.jax_computation((FLOAT, [None]))(lambda x: jnp.sort(x).sum())
     with fedstack.use_context(fedstack.create_sync_local_execution_context()):
