@@ -309,13 +309,14 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
             [(p.session, _clients(p), *map(str, (p.lost, p.moved, p.twice))) for p in composed],
         )
     if status.work:
+        sessions = {session.id for session in status.session}
         yield ""
         yield from table_lines(
             ("function", "session", "client", "runs for"),
             [
                 (
                     work.function,
-                    work.session,
+                    work.session if work.session in sessions else f"{work.session} (ended)",
                     f"{work.client}" if work.HasField("client") else _clients(work),
                     f"{work.seconds:.1f} s",
                 )

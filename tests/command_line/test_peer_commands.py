@@ -659,7 +659,7 @@ def test_status_goes_on_to_show_what_was_cancelled_and_goes_on(capsys: pytest.Ca
             assert main(["status", thread.target]) == 0
             text = capsys.readouterr().out
             assert ", on cancelled work 1, memory " in text
-            assert re.search(rf"\nhang      {work['session']} +- +\d+\.\d s\n", text)
+            assert re.search(rf"\nhang      {work['session']} \(ended\) +- +\d+\.\d s\n", text)
         finally:
             end.set()
 
