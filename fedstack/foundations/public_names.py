@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, cast
 
+from fedstack.errors import FedstackError
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _C = TypeVar("_C")
 
@@ -19,6 +21,7 @@ def takes_options(options: type | None = None, **defaults: object) -> Callable[[
     """Returns a decorator that rejects unknown options and adds the known options to the signature and the docstring.
 
     Type checkers read `**options: Unpack[...]`. Completion and `help()` read the signature that the decorator sets.
+    Errors leave the function without its frames, because they are about what the caller passed.
 
     Args:
       options: The `TypedDict` of the function's `**options`, whose docstring lists the options as attributes. `None`
@@ -40,7 +43,12 @@ def takes_options(options: type | None = None, **defaults: object) -> Callable[[
         def checked(*args: object, **kwargs: object) -> object:
             if not known.issuperset(kwargs):
                 _refuse(kwargs, known - {"self", "cls"})
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except FedstackError as error:
+                from fedstack.foundations.traceback_filter import without_own_frames  # imports asyncio, too
+
+                raise without_own_frames(error) from error.__cause__
 
         cast(Any, checked).__signature__ = signature.replace(parameters=named)
         if options is not None:

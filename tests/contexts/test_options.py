@@ -62,3 +62,9 @@ def test_an_option_that_is_yes_or_no_takes_nothing_else(make, value):
         InvalidValueError, match=r"Expected (debug|stream_structs) to be True or False, found (int|str|N)"
     ):
         make(value)
+
+
+def test_a_malformed_address_is_an_error_without_the_frames_that_look_at_it():
+    with pytest.raises(fedstack.errors.InvalidValueError, match="replace the scheme with grpc://") as caught:
+        fedstack.create_sync_remote_execution_context("http://localhost")
+    assert len(caught.traceback) == 2, "this line and that of the function"
