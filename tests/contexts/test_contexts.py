@@ -1,6 +1,7 @@
 """Execution contexts: where they work, how invocations share them, and how they end."""
 
 import asyncio
+import logging
 import signal
 import sys
 import threading
@@ -194,6 +195,7 @@ class FailingFactory(fl.framework.ExecutorFactory):
 
 
 def test_retryable_errors_are_tried_again_and_the_last_attempt_may_succeed(caplog):
+    caplog.set_level(logging.INFO)
     policy = fedstack.RetryPolicy(attempts=3, first_pause=0.001)
     factory = FailingFactory(2)
     context = SyncExecutionContext(factory, retry_policy=policy)

@@ -238,7 +238,8 @@ class Drawer:
             self.create_value: 12, self.create_call: 8, self.create_struct: 3, self.create_selection: 4,
             self.compute: 3, self.evaluate: 15, self.start: 3, self.update: 2, self.phase: 3,
             self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3,
-            self.handshake: 0.3, self.renew: 0.3, self.shorten: 0.3, self.status: 0.3, self.dispose: 1,
+            self.handshake: 0.3, self.renew: 0.3, self.shorten: 0.3, self.find_stores: 0.3, self.status: 0.3,
+            self.dispose: 1,
         }  # fmt: skip
         (draw,) = self.choose.choices(list(weights), list(weights.values()))
         if not self.sessions and self.choose.random() < 0.5:
@@ -331,6 +332,10 @@ class Drawer:
         rate = self.choose.choice([0.0, -1.0, 5.0, float("inf"), float("nan")])
         request = extended.ShortenPhaseRequest(executor=self.executor(session), id="7", clients_per_second=rate)
         return unary("ShortenPhase", request)
+
+    def find_stores(self, session: str) -> Request:
+        ids = self.choose.choice([[], ["0" * 32], ["../../etc", "\0", "x" * 10_000], ["0"] * 10_000])
+        return unary("FindStores", extended.FindStoresRequest(id=ids))
 
     def status(self, session: str) -> Request:
         return unary("GetStatus", extended.GetStatusRequest())
