@@ -70,9 +70,11 @@ def _converted(
         members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
         return maker(type_spec)([_converted(member, t, tensor, maker, absent) for member, (_, t) in members])
     if isinstance(type_spec, FederatedType):
+        column = cast(Column, payload)
+        may_stand = not column.is_here
         items = [
-            item if isinstance(item, Elsewhere) else _converted(item, type_spec.member, tensor, maker)
-            for item in cast(Column, payload).results()
+            item if may_stand and isinstance(item, Elsewhere) else _converted(item, type_spec.member, tensor, maker)
+            for item in column.results()
         ]
         for client, failure in absent.items():
             items[client] = failure

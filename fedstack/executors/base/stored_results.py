@@ -65,11 +65,14 @@ class StoringResults(SystemScope):
     folders: StoreFolders
 
     def of_invocation(self) -> "StoringResults | None":
-        return _OfCall(self.stores, self.folders) if type(self) is StoringResults else None
+        return _OfCall(self.stores, self.folders)
 
 
 class _OfCall(StoringResults):
     """Part of the scope of the call itself."""
+
+    def of_invocation(self) -> None:
+        return None
 
 
 def stores_of_call(phase: Phase) -> Mapping[int, ResultStore]:
@@ -180,6 +183,7 @@ class ResultWriter:
         absent = () if self._tolerance is None else self._tolerance.absent_in(clients)
         missing = {*result.failures, *result.again, *absent}
         there = [place for place, client in enumerate(clients) if client not in missing]
+        written = set[str]()
         for one, ids in zip(self._asked, self._ids):
             (_, member), column = self._phase.held[one.held], result.columns[one.held]
             if len(there) < len(clients):
@@ -192,7 +196,8 @@ class ResultWriter:
                 _logger.warning("Sending the states of clients, because they cannot be written here: %s", error)
                 continue
             result.columns[one.held] = _placed(found, there, StoredFile(one.store, "", 0, member, folders), clients)
-            packer.stores = {one.store for one in self._asked}
+            written.add(one.store)
+        packer.stores = written  # states that come back as they were read are sent, unless they have been written
 
 
 def _ids_of(asked: PhaseRequest.Store, clients: int, held: int) -> Sequence[object]:
