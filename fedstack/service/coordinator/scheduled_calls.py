@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
-from fedstack.errors import DeadlineExceededError
+from fedstack.errors import ClosureCancelledError, DeadlineExceededError
 from fedstack.executors.concurrency.coroutines import gather, raised_again
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.number_checks import check_number
 from fedstack.foundations.traceback_filter import without_own_frames
-from fedstack.service.coordinator.calls.closures import Closure
+from fedstack.service.coordinator.calls.closures import Closure, ClosureState
 from fedstack.service.coordinator.driver import Driver
 
 _T = TypeVar("_T")
@@ -161,16 +161,24 @@ class ScheduledCalls:
             self.driver.turn()
         return not awaited
 
-    async def fetch(self, closures: Iterable[Closure]) -> None:
+    async def fetch(self, closures: Collection[Closure]) -> None:
         """Waits until the values of closures are in this process.
 
         Call `begin` first: values that are ready are then fetched together.
 
         Raises:
           Exception: The error of the first closure that fails.
+          ClosureCancelledError: If a closure was cancelled, and none of the others has failed.
           ClosedError: If the driver ends before all values are in this process.
         """
-        await gather([self._fetched(closure) for closure in closures if closure.copy is None])
+        try:
+            await gather([self._fetched(closure) for closure in closures if closure.copy is None])
+        except ClosureCancelledError:
+            # Closures are also cancelled because another one has failed, and then its error is what the caller needs.
+            for closure in closures:
+                if closure.state is ClosureState.FAILED and closure.error is not None:
+                    raise raised_again(closure.error) from None
+            raise
 
     async def _fetched(self, closure: Closure) -> None:
         """Waits until the value of a closure is in this process. Cancelling the wait does not stop the fetch."""

@@ -108,6 +108,17 @@ def test_a_structure_with_a_failed_value_raises_the_error_of_that(coordinator: C
         coordinator.fetch({"good": good, "bad": [bad]}, WALL)
 
 
+def test_the_error_of_a_structure_is_the_one_that_has_cancelled_its_other_calls(
+    coordinator: ClusterCoordinator, gate: Path
+) -> None:
+    cancelled = coordinator.schedule(held, (str(gate),))
+    bad = coordinator.schedule(fail, (1,))
+    with pytest.raises(LeafError, match="'fail' raised ValueError"):
+        coordinator.fetch([cancelled, bad], WALL)
+    with pytest.raises(ClosureCancelledError):
+        coordinator.fetch([cancelled], WALL)
+
+
 def test_what_errors_say_makes_no_lost_worker_of_them() -> None:
     runs: list[int] = []
 
