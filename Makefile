@@ -26,12 +26,13 @@ NOT_CORE := tests/benchmarks tests/demo tests/mutants tests/project $(ENGINES) $
 SERVING := tests/command_line tests/service
 FAULTS := tests/faults
 WAITING := $(FAULTS) $(SERVING)
-# What a Python changes in how they go, the next one has too: the newest does for those between, and for the oldest but
-# for what servers do. A Python between has what both of its neighbours have, so there it is about computations, how they
-# are executed, and by which calls.
-BETWEEN := $(WAITING) $(addprefix tests/,backends data observe program testing transport)
-matrix-3.11 matrix-3.12: NOT_CORE += $(BETWEEN)
-matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
+# What a Python changes in how they go, the next one has too: the newest does for all others, and leaves out only what
+# other processes and simulated clusters do. In the oldest and between it is about computations, how they are executed,
+# and by which calls; in the oldest also about how values travel and rounds are kept.
+SOLID := $(WAITING) $(addprefix tests/,backends data observe testing)
+matrix-3.10: NOT_CORE += $(SOLID)
+matrix-3.11 matrix-3.12: NOT_CORE += $(SOLID) tests/program tests/transport
+matrix-3.13: NOT_CORE += $(FAULTS) tests/command_line tests/testing/simulation
 
 # Tests start hundreds of processes, and each starts half as slowly again where no bytecode is kept.
 unexport PYTHONDONTWRITEBYTECODE
@@ -65,8 +66,8 @@ JAX_STACKS := local or composed or processes or lost
 long: .venv/.installed-dev ## run the tests that take long, on all cores, others over gRPC, and some with JAX functions
 	$(BIN)/python -m pytest -q -n auto -m "long and not soak" $(JAX_TESTS:%=--ignore=%)
 	$(BIN)/python -m pytest -q -n 2 -m "long and not soak" $(JAX_TESTS)
-	$(BIN)/python -m pytest -q -n auto --transport grpc -m "not slow and not long and not soak" $(TRANSPORTS) \
-		$(JAX_TESTS:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n auto --transport grpc --hypothesis-profile=few \
+		-m "not slow and not long and not soak" $(TRANSPORTS) $(JAX_TESTS:%=--ignore=%)
 	$(BIN)/python -m pytest -q --leaves jax -m "not slow" -k "$(JAX_STACKS)" tests/executors/test_conformance.py
 
 # What needs PyTorch, XGBoost or dp-accounting, and the recipe that trains a transformer: too large for .ci/run.
@@ -131,7 +132,8 @@ matrix-%: .venv-%/.installed-test | .venv/.installed-dev
 	@echo "matrix: Python $*"
 	.venv-$*/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=few -m "not slow and not long and not soak" \
 		$(NOT_CORE:%=--ignore=%) $(JAX_TESTS:%=--ignore=%)
-	.venv-$*/bin/python -m pytest -q -p no:cacheprovider -m "not slow and not long and not soak" $(JAX_CORE_TESTS)
+	$(if $(filter 3.11 3.12,$*),,.venv-$*/bin/python -m pytest -q -p no:cacheprovider \
+		-m "not slow and not long and not soak" $(JAX_CORE_TESTS))
 
 docs: .venv/.installed-dev ## build the site of the documentation into build/site
 	$(BIN)/sphinx-build --quiet --jobs 2 --fail-on-warning --keep-going --conf-dir docs \

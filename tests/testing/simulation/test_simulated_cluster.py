@@ -28,7 +28,7 @@ from fedstack.service.coordinator import ClusterCoordinator
 from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
 from fedstack.transport.peers.methods import Method, Service
 
-SEEDS = range(30)  # each with every program: 180 runs; `make simulate` has more
+SEEDS = range(20)  # each with every program: 120 runs; `make simulate` has more
 # Seeds by tens: the first ten in each run.
 TENS = [0, *(pytest.param(tens, marks=pytest.mark.long) for tens in range(1, len(SEEDS) // 10))]
 

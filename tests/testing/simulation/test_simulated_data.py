@@ -28,7 +28,7 @@ from fedstack.testing.simulation.simulated_disk import SimulatedDisk
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
 
-SEEDS = range(30)
+SEEDS = range(20)
 # Seeds by tens: the first ten in each run.
 TENS = [0, *(pytest.param(tens, marks=pytest.mark.long) for tens in range(1, len(SEEDS) // 10))]
 

@@ -86,6 +86,6 @@ def test_a_drawn_function_has_the_same_bits_in_a_group_and_alone(seed: int) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(10, 200))
+@pytest.mark.parametrize("seed", [*range(10, 70), *(pytest.param(n, marks=pytest.mark.soak) for n in range(70, 200))])
 def test_many_drawn_functions_have_the_same_bits_in_a_group_and_alone(seed: int) -> None:
     check(seed, 1 if seed % 2 else 3000, 5)

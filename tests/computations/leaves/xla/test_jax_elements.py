@@ -88,7 +88,7 @@ def test_a_drawn_function_has_the_same_bits_for_many_elements_and_for_each(seed:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [0, *range(2, 60)])
+@pytest.mark.parametrize("seed", [0, *range(2, 22), *(pytest.param(n, marks=pytest.mark.soak) for n in range(22, 60))])
 def test_many_drawn_functions_have_the_same_bits_for_many_elements_and_for_each(seed: int) -> None:
     for check in (check_map, check_fold):
         check(seed, 1 if seed % 2 else 3000, 5)
