@@ -6,9 +6,6 @@ finds there: its GPU, or the CPU on a machine without.
 
 import argparse
 import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import federated_language as fl
@@ -19,6 +16,7 @@ from sklearn.datasets import load_digits
 
 import fedstack
 from fedstack.data.partition import DirichletPartitioner
+from fedstack.service import local_worker_pool
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--gpus", type=int, default=2, help="the number of workers (%(default)s)")
@@ -31,7 +29,6 @@ test, train = np.split(random.permutation(len(y)), [360])
 clients = [train[rows] for rows in DirichletPartitioner(20, alpha=0.3).partition(y[train], seed=0)]
 MODEL, BATCHES = (np.float32, [65, 10]), {"x": (np.float32, [20, 32, 65]), "y": (np.int32, [20, 32])}
 slope = jax.jit(jax.grad(lambda model, x, y: -jax.nn.log_softmax(x @ model)[np.arange(len(y)), y].mean()))
-SERVE = "-m fedstack serve --allow-python-code --threads 1 --exit-with-parent --unix-socket"  # for this user only
 
 
 @fedstack.python_computation([MODEL, BATCHES], {"model": MODEL, "device": np.str_})
@@ -48,19 +45,14 @@ def train_round(model, clients):
 
 
 model, devices = np.zeros((65, 10), np.float32), []
-with tempfile.TemporaryDirectory() as folder:
-    sockets, workers = [f"{folder}/{number}" for number in range(options.gpus)], []
-    for number, socket in enumerate(sockets):
-        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": str(number)}
-        workers.append(subprocess.Popen([sys.executable, *SERVE.split(), socket], env=variables, stdin=subprocess.PIPE))
-    with fedstack.create_sync_remote_execution_context([f"unix:{socket}" for socket in sockets], connect_seconds=60):
-        for number in range(1, options.rounds + 1):
-            drawn = [random.choice(rows, (20, 32)) for rows in clients]
-            model, used = train_round(model, [{"x": x[rows], "y": y[rows]} for rows in drawn])
-            devices, accuracy = devices + used, np.mean((x[test] @ model).argmax(axis=1) == y[test])
-            print(f"round {number}: accuracy {accuracy:.3f}")
-    for worker in workers:
-        worker.communicate()  # ends its input, and it stops
+gpus = [{"CUDA_VISIBLE_DEVICES": str(number)} for number in range(options.gpus)]
+pool = local_worker_pool(options.gpus, environment=gpus, options=["--threads", "1"])
+with pool, fedstack.create_sync_remote_execution_context(pool):
+    for number in range(1, options.rounds + 1):
+        drawn = [random.choice(rows, (20, 32)) for rows in clients]
+        model, used = train_round(model, [{"x": x[rows], "y": y[rows]} for rows in drawn])
+        devices, accuracy = devices + used, np.mean((x[test] @ model).argmax(axis=1) == y[test])
+        print(f"round {number}: accuracy {accuracy:.3f}")
 axes = (figure := Figure(figsize=(6.4, 2.4), layout="constrained")).add_subplot(xlabel="clients trained")
 axes.barh(*np.unique(np.array(devices, str), return_counts=True))
 options.out.mkdir(parents=True, exist_ok=True)

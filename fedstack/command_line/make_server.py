@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -99,6 +100,7 @@ def ready_line(target: str, options: SimpleNamespace, task: "ClusterTask | None"
         f"modules {', '.join(options.allow_module)}": options.allow_module,
         f"runtimes {', '.join(options.allow_runtime)}": options.allow_runtime,
         "JAX exports refused": not options.jax_exports,
+        f"states of clients in {', '.join(options.client_states)}": options.client_states,
         "data dispatcher" + f" with its journal in {options.work_dir}" * (options.work_dir is not None): (
             options.data_dispatcher
         ),
@@ -126,6 +128,13 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
             "--clients or raise --max-clients"
         )
     _warn_of_missing_modules(options.allow_module)
+    for folder in options.client_states:
+        if not os.path.isdir(folder):
+            _logger.warning(
+                "Expected the folders in --client-states to exist on this machine, found no folder at %s; correct the "
+                "path, or mount the folder: until then, states of clients are sent to this worker",
+                folder,
+            )
     try:
         listens = listens_at(options, task)
         config = ServerConfig(

@@ -58,7 +58,7 @@ def _named(runs: "Sequence[FoundRun]", name: str, folder: Path, errors: Mapping[
 
 def _lines(runs: "Sequence[FoundRun]") -> Iterator[str]:
     if runs:
-        header = ("run", "program", "seed", "rounds", "versions", "size", "last metrics", "open")
+        header = ("run", "program", "seed", "rounds", "versions", "size", "clients' states", "last metrics", "open")
         yield from table_lines(header, [_row(one) for one in runs], words=2)
 
 
@@ -72,6 +72,7 @@ def _row(one: "FoundRun") -> tuple[str, ...]:
         str(one.rounds),
         f"{'… ' * (len(one.versions) > _MOST_SHOWN)}{versions}" or "none",
         size_text(one.size),
+        ", ".join(f"{name} {size_text(size)}" for name, size in one.client_states.items()) or "none",
         (metrics if len(metrics) <= _WIDTH else f"{metrics[: _WIDTH - 1]}…") or "none",
         _open(one) or "no",
     )
@@ -96,6 +97,7 @@ def _as_json(runs: "Sequence[FoundRun]", errors: Mapping[str, ProgramStateError]
             "rounds": one.rounds,
             "versions": one.versions,
             "bytes": one.size,
+            "client_states": one.client_states,
             "last_metrics": one.last_metrics,
             "open": None if one.holder is None else attrs.asdict(one.holder),
         }

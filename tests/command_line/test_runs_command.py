@@ -42,11 +42,11 @@ def test_runs_are_listed_with_how_far_each_is(tmp_path: Path, capsys) -> None:
     code, out, err = called(capsys, tmp_path)
     assert (code, err) == (0, "")
     header, first, second = (re.split(r"  +", line.strip()) for line in out.splitlines())
-    assert header == ["run", "program", "seed", "rounds", "versions", "size", "last metrics", "open"]
+    assert header == ["run", "program", "seed", "rounds", "versions", "size", "clients' states", "last metrics", "open"]
     assert first[:5] == ["a", "train.py", "0", "0", "none"]
-    assert first[6:] == ["none", "no"]
+    assert first[6:] == ["none", "none", "no"]
     assert second[:5] == ["sweep/b", "train.py", "2", "6", "1, 5, 6"]
-    assert second[6:] == ["hits=[1, 6] loss=0.166667", "no"]
+    assert second[6:] == ["none", "hits=[1, 6] loss=0.166667", "no"]
     code, out, _ = called(capsys, tmp_path, "--json")
     found = json.loads(out)["runs"][1]
     assert (found["run"], found["rounds"], found["versions"], found["parameters"]) == (
@@ -58,6 +58,20 @@ def test_runs_are_listed_with_how_far_each_is(tmp_path: Path, capsys) -> None:
     files = [path for path in (tmp_path / "sweep" / "b").rglob("*") if path.is_file()]
     assert found["bytes"] == sum(path.stat().st_size for path in files)
     assert called(capsys, tmp_path / "a")[1].splitlines()[1].startswith(".  ")
+
+
+def test_states_of_clients_are_listed_with_their_sizes(tmp_path: Path, capsys) -> None:
+    async def program() -> None:
+        with Run(tmp_path / "a", name="train.py") as run:
+            for name in ("memories", "heads"):
+                run.client_states(name, like=np.zeros(3, np.float32)).update(
+                    ["ann", "bob"], [np.ones(3, np.float32), np.ones(3, np.float32)]
+                )
+
+    asyncio.run(program())
+    sizes = {name: sum(f.stat().st_size for f in (tmp_path / "a" / name).iterdir()) for name in ("heads", "memories")}
+    assert json.loads(called(capsys, tmp_path, "--json")[1])["runs"][0]["client_states"] == sizes
+    assert re.search(r"  heads [\d.]+ \w+, memories [\d.]+ \w+ +none +no$", called(capsys, tmp_path)[1], re.MULTILINE)
 
 
 def test_an_open_run_is_listed_with_its_process_and_is_not_disturbed(tmp_path: Path, capsys) -> None:

@@ -69,6 +69,9 @@ def test_the_ready_line_says_who_may_come_and_what_they_may_bring(files: Certifi
     assert line("--allow-runtime", "tensorflow") == (
         "(insecure, loopback only); python code refused; runtimes tensorflow"
     )
+    assert line("--client-states", "runs") == (
+        "(insecure, loopback only); python code refused; states of clients in runs"
+    )
     everything = [*tls_options(files), "--tls-client-ca", files.ca, "--token-file", "t", "--host", "::"]
     assert line(*everything) == (
         "(TLS, client certificates, token, every network of this machine); python code refused"
@@ -130,6 +133,12 @@ def test_a_module_that_is_not_there_is_warned_of_and_none_is_imported(
         "'a_package.nosuch'",
         "'nosuch.inside'",
     ]
+
+
+def test_a_folder_of_states_that_is_not_there_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    serve_command.make_server(options_of("--client-states", f"{tmp_path},{tmp_path / 'rums'}"))
+    [record] = caplog.records
+    assert f"found no folder at {tmp_path / 'rums'}; correct the path" in record.getMessage()
 
 
 def test_certificates_that_have_expired_are_warned_of(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 
+from fedstack.data.client_states.state_shards import SUFFIX
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
@@ -27,6 +28,7 @@ class FoundRun:
       versions: The versions of the state that are kept.
       rows: What it has released.
       size: The bytes of all its files.
+      client_states: The bytes of the states of clients that belong to it, by their names.
       holder: The process that has it open, if any.
     """
 
@@ -36,6 +38,7 @@ class FoundRun:
     versions: list[int]
     rows: list[dict[str, object]]
     size: int
+    client_states: dict[str, int]
     holder: LockHolder | None
 
     @property
@@ -91,8 +94,13 @@ def _found(path: Path, below: Path) -> FoundRun:
         versions_in(path / STATES),
         CSVFileReleaseManager(path / METRICS, key_fieldname=KEY).rows(),
         _size_of(path),
+        {states: _size_of(path / states) for states in _client_states_in(path)},
         holder,
     )
+
+
+def _client_states_in(folder: Path) -> list[str]:
+    return sorted({shard.parent.name for shard in folder.glob(f"*/*{SUFFIX}")})
 
 
 def _size_of(folder: Path) -> int:

@@ -130,7 +130,7 @@ def local_worker_pool(
     *,
     modules: Sequence[str] = ("*",),
     options: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
     startup_seconds: float = 60.0,
     respawn: bool = True,
     data_services: Sequence[str] = (),
@@ -146,8 +146,9 @@ def local_worker_pool(
       n: The number of workers: at most 64, or eight per core if that is more.
       modules: The modules from which workers may import referenced functions; `*` for any module.
       options: Additional options for `fedstack serve`.
-      environment: Additional environment variables for the workers. By default, each worker uses its share of the cores
-        for linear algebra, unless variables such as `OMP_NUM_THREADS` are set.
+      environment: Additional environment variables for all workers, or a list with those of each worker, such as
+        `[{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(n)]`. By default, each worker uses its share of the cores for
+        linear algebra, unless variables such as `OMP_NUM_THREADS` are set.
       startup_seconds: The time limit for the start of all workers.
       respawn: Whether to restart workers that end unexpectedly. The pauses before restarts grow. Within a minute, the
         pool restarts at most ten workers, or three times the number of workers if that is more.
@@ -157,7 +158,8 @@ def local_worker_pool(
         so that they do not travel with the clients.
 
     Raises:
-      InvalidValueError: If the number of workers is 0 or too large for this machine.
+      InvalidValueError: If the number of workers is 0 or too large for this machine, or `environment` is a list of
+        another length.
       WorkerUnavailableError: If a worker does not start; the message contains the end of the worker's output.
     """
     n = check_whole_number("a number of workers", n, 1)
@@ -171,7 +173,7 @@ def local_worker_pool(
     restarts = Restarts(n) if check_bool("respawn", respawn) else None
     workers: list[PoolProcess] = []
     try:
-        variables = _environment(n, environment or {})
+        variables = _environments(n, environment)
         command = [sys.executable, "-m", "fedstack.command_line.pool_worker", str(folder)]
         command += ["--allow-python-code", "--allow-module", ",".join(modules), *options]
         command += [part for address in data_services for part in ("--data-service", address)]
@@ -180,7 +182,7 @@ def local_worker_pool(
             process = ProcessOptions(
                 command=command,
                 listen=_listen_options(folder, number),
-                environment=variables,
+                environment=variables[number],
                 token=token,
                 token_file=folder / f"{number}.token",
             )
@@ -208,13 +210,20 @@ def _listen_options(folder: Path, number: int) -> list[str]:
     return ["--port", "0"]
 
 
-def _environment(n: int, more: Mapping[str, str]) -> dict[str, str]:
+def _environments(n: int, more: Mapping[str, str] | Sequence[Mapping[str, str]] | None) -> list[dict[str, str]]:
+    """Returns the environment variables of each worker."""
+    given = [more or {}] * n if more is None or isinstance(more, Mapping) else more
+    if len(given) != n:
+        raise InvalidValueError(
+            f"Expected environment variables for each of the {counted(n, 'worker')}, found those of {len(given)}; pass "
+            "a list with a dict for each worker, or one dict for all"
+        )
     # Variables with this prefix are options of other servers, and must not affect the workers.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FEDSTACK_")}
     for name in _THREAD_VARIABLES:
         variables.setdefault(name, str(max(1, CORES // n)))
     variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    return {**variables, **more}
+    return [{**variables, **own} for own in given]
 
 
 def _let_go(workers: Sequence[PoolProcess]) -> None:

@@ -671,6 +671,8 @@ def test_the_rows_of_an_array_are_values_of_clients():
     assert normalize_argument(np.array(["a", "b"]), clients(TEXT)).items() == [b"a", b"b"]
     refused(np.array([1.0, 2.5]), clients(INT), "Expected int32, found float64 1.0; at arg[client 0]")
     refused(rows, clients(FLOAT), "Expected shape [] of float32, found shape [2]; at arg[client 0]")
+    one = "first axis is that of the clients, for clients' float32[2], found an array float32[2]; at arg; this is the "
+    refused(rows[0], clients(vector(np.float32, 2)), one)
     refused(rows, clients(PAIR), "pass a list; only numbers and arrays of clients can be the rows of an array")
     refused(np.zeros((0, 7), np.float64), clients(vector(np.float32, 3)), "found no rows, of float64[7]; at arg")
     assert normalize_argument(np.zeros((0, 3), np.float32), clients(vector(np.float32, 3))).items() == []

@@ -127,6 +127,17 @@ def test_workers_have_the_environment_of_their_parent_but_for_the_options_of_oth
         assert at_clients(pool, variable("ONE_MORE"), [0]) == [5]
 
 
+def test_each_worker_may_have_an_environment_of_its_own() -> None:
+    with local_worker_pool(2, environment=[{"WHICH": "3"}, {"WHICH": "4"}]) as pool:
+        assert at_clients(pool, variable("WHICH"), [0, 1]) == [3, 4]
+
+
+def test_environments_are_as_many_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # so that the test does no harm if it fails
+    with pytest.raises(errors.InvalidValueError, match="for each of the 2 workers, found those of 1; pass a list"):
+        local_worker_pool(2, environment=[{}])
+
+
 def test_workers_import_what_this_process_can_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_here.py").write_text("def twice(value: int) -> int:\n    return 2 * value\n")
     monkeypatch.syspath_prepend(tmp_path)
