@@ -7,7 +7,7 @@ import pathlib
 import random
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import federated_language as fl
@@ -17,7 +17,8 @@ import fedstack
 from benchmarks.harness import Effort, Measurement, compare
 from benchmarks.stack import running
 from fedstack.foundations.synced_folders import sync_folder
-from fedstack.program import FileProgramStateManager
+from fedstack.program import FederatedContext, FileProgramStateManager
+from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 
 
 def run(effort: Effort) -> Iterator[Measurement]:
@@ -27,6 +28,9 @@ def run(effort: Effort) -> Iterator[Measurement]:
     for clients, size in effort.pick([(20, 1000)], [(1000, 1_000_000)], [(1000, 1_000_000), (100_000, 1000)]):
         with tempfile.TemporaryDirectory() as folder, running(1):
             yield _clients(effort, pathlib.Path(folder), clients, size)
+    for clients, size in effort.pick([(20, 1000)], [(100, 1_000_000)], [(100, 1_000_000), (20_000, 1000)]):
+        with tempfile.TemporaryDirectory() as folder:
+            yield _shared(effort, pathlib.Path(folder), clients, size)
 
 
 def _write(path: pathlib.Path, array: Any) -> None:
@@ -56,15 +60,20 @@ def _model(effort: Effort, folder: pathlib.Path) -> Measurement:
         return compare(name, bare, ours, effort, times=effort.pick(None, 1.3, 1.3))
 
 
-def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> Measurement:
+def _step(size: int) -> Any:
+    """Returns a computation that changes states of so many bytes."""
     state = fl.TensorType(np.float32, [size // 4])
-    first = np.zeros(size // 4, np.float32)
     add = fedstack.python_computation([state], state)(lambda x: x + np.float32(1))
 
     @fl.federated_computation(fl.FederatedType(state, fl.CLIENTS))
     def step(states: Any) -> Any:
         return fl.federated_map(add, states)
 
+    return step
+
+
+def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> Measurement:
+    step, first = _step(size), np.zeros(size // 4, np.float32)
     manager = FileProgramStateManager(folder / "states", keep_total=1, keep_first=False)
     states = fedstack.ClientStates(folder / "clients", like=first, state_manager=manager)
     versions = iter(range(1, 1 << 30))
@@ -84,3 +93,32 @@ def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> M
     with contextlib.closing(manager):
         name = f"states of {clients // 10:,} of {clients:,} clients, {size:,} bytes each, read, changed and saved"
         return compare(name, bare, ours, effort, times=effort.pick(None, 1.2, 1.2))
+
+
+def _shared(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> Measurement:
+    """Measures a round of a program on two workers that share the folder, beside two to which the states travel."""
+    step, first = _step(size), np.zeros(size // 4, np.float32)
+
+    def round_of(name: str, pool: WorkerPool) -> Callable[[], object]:
+        manager = FileProgramStateManager(folder / name / "states", keep_total=1, keep_first=False)
+        states = fedstack.ClientStates(folder / name / "clients", like=first, state_manager=manager)
+        context = FederatedContext(stack.enter_context(fedstack.create_async_remote_execution_context(pool)))
+        stack.callback(manager.close)
+        versions = iter(range(1, 1 << 30))
+
+        async def saved() -> None:
+            await fl.program.materialize_value(step(states.select(range(clients))))
+            await manager.save(0, next(versions))
+
+        def run_round() -> None:
+            with fedstack.use_context(context):
+                asyncio.run(saved())
+
+        return run_round
+
+    with contextlib.ExitStack() as stack:
+        sharing = stack.enter_context(local_worker_pool(2, client_states=[folder]))
+        others = stack.enter_context(local_worker_pool(2))
+        sent, shared = round_of("sent", others), round_of("shared", sharing)
+        name = f"states of {clients:,} clients, {size:,} bytes each, on two workers that share the folder"
+        return compare(name, sent, shared, effort, times=effort.pick(None, 1.0, 1.0))

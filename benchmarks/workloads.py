@@ -77,7 +77,11 @@ WORKLOADS = (
     Workload("recipe", "round of a recipe; floor: a loop over its function of a client", recipe.run),
     Workload("jax", "functions that XLA compiles; floor: hand-written JAX on two threads", _run_jax),
     Workload("programs", "computation of many operations; floor: tracing it, then a Python loop", programs.run),
-    Workload("saved-runs", "states of programs and of clients; floor: bare files, synced and renamed", saved_runs.run),
+    Workload(
+        "saved-runs",
+        "states of programs and of clients; floor: bare files, or states that travel to workers",
+        saved_runs.run,
+    ),
     Workload("start-up", "hello world; floor: importing the language", start_up.run),
     Workload("streams", "values to a worker and back over streams; floors: bare sockets, gRPC", streams.run),
     Workload("remote-values", "values to a worker and back; floor: gRPC with plain bytes", remote_values.run),
