@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import federated_language as fl
@@ -23,6 +25,20 @@ from fedstack.transport.peers.io_loop import io_loop
 pytestmark = pytest.mark.slow
 
 INT = fl.TensorType(np.int32)
+# The end of its child is not that of its session.
+LEAVES_A_CONTEXT_OPEN = """
+import os, sys
+import fedstack
+from fault_leaves import doubled_sum
+from fault_stacks import status_of
+
+fedstack.set_sync_remote_execution_context(sys.argv[1])
+assert doubled_sum([1, 2]) == 6
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print(len(status_of(sys.argv[1]).session), "session", flush=True)
+"""
 
 
 async def test_one_more_session_than_there_is_room_for_is_refused_until_another_ends(fleet: Fleet) -> None:
@@ -161,6 +177,30 @@ def test_a_call_that_ctrl_c_ends_leaves_no_session(fleet: Fleet, door: Door) -> 
     os.kill(client.pid, signal.SIGINT)
     assert Background(client.listen).result()["answer"] == []
     eventually(lambda: not status_of(worker.target).session)
+
+
+def test_a_program_that_ends_ends_the_sessions_of_contexts_that_it_has_not_closed(fleet: Fleet) -> None:
+    worker = fleet.start(lease_seconds=3600.0)
+    process = subprocess.run(
+        [sys.executable, "-c", LEAVES_A_CONTEXT_OPEN, worker.target],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        timeout=WALL,
+        check=True,
+    )
+    assert (process.stdout, process.stderr) == (b"1 session\n", b"")
+    assert not status_of(worker.target).session
+
+
+def test_a_program_ends_although_the_worker_of_its_session_stands_still(fleet: Fleet) -> None:
+    worker = fleet.start(lease_seconds=3600.0)
+    script = f"{LEAVES_A_CONTEXT_OPEN}\nimport signal\nos.kill({worker.pid}, signal.SIGSTOP)"
+    subprocess.run(
+        [sys.executable, "-c", script, worker.target],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=WALL,
+        check=True,
+    )
 
 
 def test_a_client_that_is_frozen_for_longer_than_its_lease_finds_its_session_gone(fleet: Fleet) -> None:

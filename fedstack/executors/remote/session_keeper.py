@@ -1,19 +1,23 @@
 """Maintains a remote session in the background: it renews the lease, disposes of values, and ends the session."""
 
 import asyncio
+import atexit
 import contextlib
 import itertools
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import FedstackError, StaleSessionError
+from fedstack.executors.concurrency.coroutines import gather
 from fedstack.executors.remote.remote_sessions import RemoteSession
+from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import without_frames
-from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.peers.io_loop import io_loop, start_apart
 from fedstack.transport.wire.disposal import DisposalQueue
 
 _logger = logging.getLogger(__name__)
@@ -23,6 +27,8 @@ _DISPOSAL_SECONDS = 1.0
 # peer is detected in time.
 _END_SECONDS = 1.5
 _END_SECONDS_IN_VAIN = 0.5
+# How long the end of the process waits for peers to end the sessions that are still open.
+_EXIT_SECONDS = 0.5
 
 
 class SessionKeeper:
@@ -49,6 +55,7 @@ class SessionKeeper:
     def start(self) -> None:
         """Starts the maintenance of the session. Call this method on the transport's event loop."""
         self.session.stub.io.ticks.add(self._look)
+        _open.add(self)
 
     def forget(self, value: str) -> None:
         """Queues for disposal a value that is no longer referenced. It is safe to call this method in finalizers."""
@@ -61,6 +68,7 @@ class SessionKeeper:
     async def end(self) -> None:
         """Disposes of the remaining values and ends the session on the peer. Never raises."""
         self._ending = True
+        _open.discard(self)
         self.session.stub.io.ticks.discard(self._look)
         current = cast("asyncio.Task[None]", asyncio.current_task())
         self.session.stub.before_closing(current)
@@ -144,3 +152,38 @@ class SessionKeeper:
                 return
             except FedstackError as error:
                 _logger.debug("Disposing of values at %s failed: %s", self.session.stub.address, error)
+
+
+class _OpenSessions:
+    """The sessions that end with this process, as their contexts have not been closed.
+
+    Peers would keep the values of such a session until its lease ends.
+    """
+
+    def __init__(self) -> None:
+        self.renew()
+        renew_after_fork(self)
+        atexit.register(self.end)
+
+    def renew(self) -> None:
+        """Starts without sessions in a forked child: they belong to its parent."""
+        self._keepers: weakref.WeakSet[SessionKeeper] = weakref.WeakSet()
+
+    def add(self, keeper: SessionKeeper) -> None:
+        """Adds a session that has been opened."""
+        self._keepers.add(keeper)
+
+    def discard(self, keeper: SessionKeeper) -> None:
+        """Removes a session that ends."""
+        self._keepers.discard(keeper)
+
+    def end(self) -> None:
+        """Ends all sessions, and waits for it, though not for long."""
+        if self._keepers:
+            io_loop.finish(self._end_all(), _EXIT_SECONDS)
+
+    async def _end_all(self) -> None:
+        await gather([keeper.end() for keeper in self._keepers if keeper.session.stub.io is io_loop])
+
+
+_open = _OpenSessions()
