@@ -150,6 +150,7 @@ def locally(values: list[float]) -> bytes:
         return bits(twice(values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("clients", [1, 5, 12])
 def test_whatever_is_lost_the_call_ends_with_the_bits_of_a_local_run(clients: int, apart: bool, caplog) -> None:

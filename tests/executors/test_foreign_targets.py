@@ -86,6 +86,7 @@ def test_the_elements_of_a_mapped_sequence_are_made_by_an_executor_of_verbs(make
         assert [list(one) for one in each([[1.0, 2.0], [3.0]])] == [[2.0, 4.0], [6.0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -49,6 +49,7 @@ def killed_again_and_again(folder: Path, algorithm: str, undisturbed, moments: l
     assert files(folder) == undisturbed[algorithm]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "moment"),
     [("fedavg", 2), ("fedadam", 1), ("fedadam", 5), *(("scaffold", moment) for moment in (1, 2, 3, 4, 7, 12, 25))],

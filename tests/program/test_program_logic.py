@@ -133,6 +133,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouped", [False, True], ids=["alone", "grouped"])
 @pytest.mark.parametrize("context", ["fedstack", "language"])
 def test_logic_that_saves_in_tasks_and_is_killed_ends_with_the_same_files(tmp_path: Path, context, grouped) -> None:

@@ -108,6 +108,7 @@ def test_a_variable_that_cannot_be_written_is_named_wherever_it_is(number: int) 
         send(function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(over(None))))
 def test_a_large_variable_is_warned_of_by_name_and_once(number: int, caplog: pytest.LogCaptureFixture) -> None:
     function = over(LARGE)[number]

@@ -339,6 +339,7 @@ def chain(length, step):
     return body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "type_spec", "argument", "result"),
     [
@@ -356,6 +357,7 @@ def test_a_chain_of_1000_operations_is_traced_and_run(fedstack_context, step, ty
         assert chained(argument) == result
 
 
+@pytest.mark.slow
 def test_a_chain_of_300_rounds_is_traced_and_run():
     def one_round(v):
         shared = intrinsic("federated_broadcast", v, result_type=at_clients(INT, True))

@@ -110,6 +110,7 @@ def test_results_have_the_same_bits_as_in_one_piece(make) -> None:
     assert len([one for one in diary.of(PhaseStarted) if one.worker]) >= CLIENTS / 4
 
 
+@pytest.mark.slow
 def test_clients_of_a_piece_begin_after_those_of_the_piece_before() -> None:
     service = remote_stacks.new_service(fedstack.local_executor_factory(max_concurrent_clients=1))
     stub = ExecutorStub(InMemoryConnection(service))

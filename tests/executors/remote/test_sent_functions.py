@@ -121,6 +121,7 @@ def test_functions_keep_no_session_alive() -> None:
         await_until(lambda: sessions() <= before)
 
 
+@pytest.mark.slow
 def test_a_large_function_fails_and_survives_in_child_processes() -> None:
     table = np.arange(50_000, dtype=FLOAT)
 

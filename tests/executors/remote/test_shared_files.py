@@ -17,7 +17,10 @@ from fedstack.foundations import memory_files
 from fedstack.foundations.memory_files import HAS_SEALS
 from fedstack.service.pool.worker_pool import local_worker_pool
 
-pytestmark = pytest.mark.skipif(not HAS_SEALS, reason="only Linux has files that can be sealed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HAS_SEALS, reason="only Linux has files that can be sealed"),
+]
 
 FLOAT = np.float32
 SIZE = 1 << 19  # two megabytes

@@ -171,6 +171,7 @@ def test_a_client_that_takes_too_long_does_not_run_again(stack: str) -> None:
         waits.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["local", "two workers"])
 def test_very_many_clients_that_fail_run_again_too(stack: str) -> None:
     begin(dict.fromkeys(range(0, 1000, 2), 1))

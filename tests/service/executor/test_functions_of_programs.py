@@ -98,6 +98,7 @@ def run(folder: Path, server: Server, started_as: list[str]) -> tuple[str, int]:
     return done.stdout.strip(), len(log.read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("started_as", STARTED_AS, ids=" ".join)
 def test_a_function_of_a_program_runs_on_a_worker_that_never_runs_the_program(
     folder: Path, takes_code: Server, started_as: list[str]

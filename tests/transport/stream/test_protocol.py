@@ -189,6 +189,7 @@ def test_answers_wait_until_earlier_ones_are_consumed() -> None:
     assert done == len(answers)
 
 
+@pytest.mark.slow
 def test_calls_wait_until_the_server_has_taken_earlier_ones() -> None:
     client, server = connected()
     count = CONNECTION_WINDOW_BYTES // (1 << 20) + 5
@@ -270,6 +271,7 @@ def test_a_request_of_which_nothing_was_sent_is_withdrawn() -> None:
     assert client.protocol._window.free > CONNECTION_WINDOW_BYTES - (4 << 20)
 
 
+@pytest.mark.slow
 def test_small_parcels_do_not_overtake_one_that_waits_for_the_window() -> None:
     client, server = connected()
     for _ in range(CONNECTION_WINDOW_BYTES // (1 << 20) + 5):
@@ -286,6 +288,7 @@ def test_small_parcels_do_not_overtake_one_that_waits_for_the_window() -> None:
     assert len(server.calls[-1][1].parcels[0][0].header or b"") == 5
 
 
+@pytest.mark.slow
 def test_cancelled_calls_that_wait_for_the_window_are_forgotten() -> None:
     client, server = connected()
     for _ in range(CONNECTION_WINDOW_BYTES // (1 << 20) - 1):
@@ -374,6 +377,7 @@ def test_all_exchanges_are_told_that_the_connection_was_lost() -> None:
     assert not client.protocol.queue
 
 
+@pytest.mark.slow
 def test_a_server_is_overfull_when_its_client_does_not_read() -> None:
     client, server = connected()
     ping = layout.frame(Kind.PING)

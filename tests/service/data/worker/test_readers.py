@@ -84,6 +84,7 @@ def test_a_worker_reads_what_the_dataset_has(
     assert_same(read(worker.target, whole(digest, 4), dataset.element_type), payloads[4:])
 
 
+@pytest.mark.slow
 def test_a_machine_that_stands_still_while_elements_are_made_loses_none(
     catalogue: Catalogue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
