@@ -25,6 +25,8 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.methods import ServerFacts
 
+pytestmark = pytest.mark.slow
+
 FLOAT = np.float32
 ROW, MATRIX = fl.TensorType(FLOAT, [20]), fl.TensorType(FLOAT, [20, 30])
 

@@ -195,6 +195,7 @@ def test_functions_of_numpy_are_not_called_in_those_of_jax() -> None:
     assert "or decorate it with fedstack.jax_computation" in told
 
 
+@pytest.mark.slow
 def test_many_sizes_take_bounded_memory() -> None:
     total = fedstack.jax_computation((FLOAT, [None]))(lambda x: jnp.sort(x).sum())
     with fedstack.use_context(fedstack.create_sync_local_execution_context()):
