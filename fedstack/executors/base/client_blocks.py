@@ -33,6 +33,8 @@ from fedstack.foundations.blas_threads import one_blas_thread
 from fedstack.transport.wire.frames import RunningClients
 
 _BLOCK_SECONDS = 0.004
+# Blocks of few clients take longer, because long clients evict the code that runs between blocks from the caches.
+_FEW_CLIENTS, _FEW_CLIENTS_SECONDS = 16, 0.016
 # Results of at least this size are passed to the folds client by client, because they would be evicted from the cache
 # before a block is done.
 _LARGE_BYTES = 64 * 1024
@@ -73,10 +75,11 @@ class ClientBlocks:
                             workers together still take at least 90 % of the time of one thread, and compute on at most
                             1.4 cores. The function then holds the interpreter lock. After that, no helper is used for 1
                             run, unless the workers only wait; if the next helper does not help either, for 3, 7, … 63.
-      Block size            A power of two that takes about 4 ms, or longer if an operation takes long to start;
-                            `smallest_block` before the first measurement. It is at most 8 times the number of clients
-                            that are done. With several workers, it is at most half of a worker's share of the remaining
-                            clients. It is one client if the phase may end before all clients are done.
+      Block size            A power of two that takes about 4 ms, up to 16 ms for at most 16 clients, or longer if an
+                            operation takes long to start; `smallest_block` before the first measurement. It is at most
+                            8 times the number of clients that are done. With several workers, it is at most half of a
+                            worker's share of the remaining clients. It is one client if the phase may end before all
+                            clients are done.
       Results               Are passed to the folds by blocks, as columns. If a client yields more than 64 KiB and no
                             step prefers columns, they are passed client by client, while each result is in the cache,
                             and blocks take about 30 ms.
@@ -309,7 +312,7 @@ class ClientBlocks:
         if per_client is None:
             return self.smallest_block
         seconds = _STREAMED_SECONDS if self._is_streamed() else max(_BLOCK_SECONDS, 3 * self._least_seconds)
-        wanted = seconds / max(per_client, 1e-9)
+        wanted = max(seconds, min(_FEW_CLIENTS * per_client, _FEW_CLIENTS_SECONDS)) / max(per_client, 1e-9)
         if not self._done:
             wanted = max(wanted, 1.0)
         else:
