@@ -27,8 +27,6 @@ _DISPOSAL_SECONDS = 1.0
 # peer is detected in time.
 _END_SECONDS = 1.5
 _END_SECONDS_IN_VAIN = 0.5
-# How long the end of the process waits for peers to end the sessions that are still open.
-_EXIT_SECONDS = 0.5
 
 
 class SessionKeeper:
@@ -178,9 +176,9 @@ class _OpenSessions:
         self._keepers.discard(keeper)
 
     def end(self) -> None:
-        """Ends all sessions, and waits for it, though not for long."""
+        """Ends all sessions, and waits for it as long as the end of a context does."""
         if self._keepers:
-            io_loop.finish(self._end_all(), _EXIT_SECONDS)
+            io_loop.finish(self._end_all())
 
     async def _end_all(self) -> None:
         await gather([keeper.end() for keeper in self._keepers if keeper.session.stub.io is io_loop])

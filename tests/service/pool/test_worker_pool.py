@@ -128,8 +128,12 @@ def test_workers_have_the_environment_of_their_parent_but_for_the_options_of_oth
 
 
 def test_each_worker_may_have_an_environment_of_its_own() -> None:
+    leaf = fedstack.python_computation(np.int64, np.int64)(variable("WHICH"))
+    everywhere = fl.federated_computation(lambda values: fl.federated_map(leaf, values), CLIENT_INTS)
     with local_worker_pool(2, environment=[{"WHICH": "3"}, {"WHICH": "4"}]) as pool:
-        assert at_clients(pool, variable("WHICH"), [0, 1]) == [3, 4]
+        for target, which in zip(pool.targets, (3, 4)):  # each alone: one may take the share of the other
+            with fedstack.create_sync_remote_execution_context(target, credentials=pool.credentials):
+                assert everywhere([0]) == [which]
 
 
 def test_environments_are_as_many_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
