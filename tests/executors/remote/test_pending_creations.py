@@ -292,9 +292,8 @@ async def test_a_call_that_fails_at_the_peer_leaves_nothing_there_when_it_is_dro
         gc.collect()
         return service.status().values <= 3  # the function, and what the last error's traceback refers to
 
-    assert not is_nearly_empty()
     await eventually(is_nearly_empty)
-    assert connection.of("Dispose")
+    assert connection.of("Dispose")  # on a slow machine, some of it before the last call
 
 
 async def test_functions_are_sent_again_if_they_get_lost_on_their_way(executor, connection):
