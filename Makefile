@@ -28,10 +28,11 @@ FAULTS := tests/faults
 WAITING := $(FAULTS) $(SERVING)
 # What a Python changes in how they go, the next one has too: the newest does for all others, and leaves out only what
 # other processes and simulated clusters do. In the oldest and between it is about computations, how they are executed,
-# and by which calls; in the oldest also about how values travel and rounds are kept.
+# and by which calls; in the oldest also about how values travel and rounds are kept, and about JAX.
 SOLID := $(WAITING) $(addprefix tests/,backends data observe testing)
 matrix-3.10: NOT_CORE += $(SOLID)
 matrix-3.11 matrix-3.12: NOT_CORE += $(SOLID) tests/program tests/transport
+matrix-3.11 matrix-3.12: JAX_CORE_TESTS :=
 matrix-3.13: NOT_CORE += $(FAULTS) tests/command_line tests/testing/simulation
 
 # Tests start hundreds of processes, and each starts half as slowly again where no bytecode is kept.
@@ -132,7 +133,7 @@ matrix-%: .venv-%/.installed-test | .venv/.installed-dev
 	@echo "matrix: Python $*"
 	.venv-$*/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=few -m "not slow and not long and not soak" \
 		$(NOT_CORE:%=--ignore=%) $(JAX_TESTS:%=--ignore=%)
-	$(if $(filter 3.11 3.12,$*),,.venv-$*/bin/python -m pytest -q -p no:cacheprovider \
+	$(if $(JAX_CORE_TESTS),.venv-$*/bin/python -m pytest -q -p no:cacheprovider \
 		-m "not slow and not long and not soak" $(JAX_CORE_TESTS))
 
 docs: .venv/.installed-dev ## build the site of the documentation into build/site

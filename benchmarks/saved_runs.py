@@ -1,4 +1,4 @@
-"""Saves states of a program and of clients, beside bare files: written, synced and renamed."""
+"""Saves states of a program and of clients, beside bare files, or beside states that travel to workers."""
 
 import asyncio
 import contextlib

@@ -128,13 +128,7 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
             "--clients or raise --max-clients"
         )
     _warn_of_missing_modules(options.allow_module)
-    for folder in options.client_states:
-        if not os.path.isdir(folder):
-            _logger.warning(
-                "Expected the folders in --client-states to exist on this machine, found no folder at %s; correct the "
-                "path, or mount the folder: until then, states of clients are sent to this worker",
-                folder,
-            )
+    _warn_of_missing_folders(options.client_states)
     try:
         listens = listens_at(options, task)
         config = ServerConfig(
@@ -227,6 +221,16 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
                 "correct the name, install the module, or set PYTHONPATH"
                 if all(map(str.isidentifier, module.split(".")))
                 else "separate modules by commas and do not use patterns; a module includes all its submodules",
+            )
+
+
+def _warn_of_missing_folders(folders: Sequence[str]) -> None:
+    for folder in folders:
+        if not os.path.isdir(folder):
+            _logger.warning(
+                "Expected the folders in --client-states to exist on this machine, found no folder at %s; correct the "
+                "path, or create or mount the folder: until then, states of clients are sent to this worker",
+                folder,
             )
 
 

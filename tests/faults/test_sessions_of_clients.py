@@ -179,28 +179,24 @@ def test_a_call_that_ctrl_c_ends_leaves_no_session(fleet: Fleet, door: Door) -> 
     eventually(lambda: not status_of(worker.target).session)
 
 
+def said_by(script: str, target: str) -> tuple[bytes, bytes]:
+    """Returns what a script writes until it ends in good order."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, target]
+    process = subprocess.run(command, env=environment, capture_output=True, timeout=WALL, check=True)
+    return process.stdout, process.stderr
+
+
 def test_a_program_that_ends_ends_the_sessions_of_contexts_that_it_has_not_closed(fleet: Fleet) -> None:
     worker = fleet.start(lease_seconds=3600.0)
-    process = subprocess.run(
-        [sys.executable, "-c", LEAVES_A_CONTEXT_OPEN, worker.target],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        timeout=WALL,
-        check=True,
-    )
-    assert (process.stdout, process.stderr) == (b"1 session\n", b"")
+    assert said_by(LEAVES_A_CONTEXT_OPEN, worker.target) == (b"1 session\n", b"")
     assert not status_of(worker.target).session
 
 
 def test_a_program_ends_although_the_worker_of_its_session_stands_still(fleet: Fleet) -> None:
     worker = fleet.start(lease_seconds=3600.0)
     script = f"{LEAVES_A_CONTEXT_OPEN}\nimport signal\nos.kill({worker.pid}, signal.SIGSTOP)"
-    subprocess.run(
-        [sys.executable, "-c", script, worker.target],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=WALL,
-        check=True,
-    )
+    assert said_by(script, worker.target) == (b"1 session\n", b"")
 
 
 def test_a_client_that_is_frozen_for_longer_than_its_lease_finds_its_session_gone(fleet: Fleet) -> None:

@@ -161,7 +161,7 @@ def _rows_column(rows: NDArray[Any], member: TensorType, path: str) -> Column:
     if rows.dtype == member.dtype and not is_string(member) and shape_fits(rows.shape[1:], member.shape):
         plain = rows if is_plain(rows) else np.array(rows, order="C")
         return (ScalarColumn if is_scalar(member) else RowsColumn)(read_only(plain))
-    if shape_fits(rows.shape, member.shape):
+    if member.shape is not None and shape_fits(rows.shape, member.shape):
         wanted = f"an array whose first axis is that of the clients, for clients' {type_text(member)}"
         mismatch(wanted, describe(rows), path, "this is the value of one client: pass it in a list, [value]")
     if not len(rows) and not (is_string(member) and rows.ndim == 1):

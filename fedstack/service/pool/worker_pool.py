@@ -9,6 +9,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
@@ -16,6 +17,7 @@ from fedstack.executors.concurrency.leaf_threads import CORES
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.number_checks import check_bool, check_whole_number
+from fedstack.foundations.value_text import describe
 from fedstack.service.pool.pool_process import PoolProcess, ProcessOptions, Restarts
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.wire.cluster_spec import ClusterSpec
@@ -159,7 +161,7 @@ def local_worker_pool(
 
     Raises:
       InvalidValueError: If the number of workers is 0 or too large for this machine, or `environment` is a list of
-        another length.
+        another length, or has other values than strings.
       WorkerUnavailableError: If a worker does not start; the message contains the end of the worker's output.
     """
     n = check_whole_number("a number of workers", n, 1)
@@ -218,12 +220,25 @@ def _environments(n: int, more: Mapping[str, str] | Sequence[Mapping[str, str]] 
             f"Expected environment variables for each of the {counted(n, 'worker')}, found those of {len(given)}; pass "
             "a list with a dict for each worker, or one dict for all"
         )
+    for own in cast("Sequence[object]", given):
+        if not _are_strings(own):
+            raise InvalidValueError(
+                f"Expected environment variables as a dict of strings, found {describe(own)}; write values as strings, "
+                "such as str(number)"
+            )
     # Variables with this prefix are options of other servers, and must not affect the workers.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FEDSTACK_")}
     for name in _THREAD_VARIABLES:
         variables.setdefault(name, str(max(1, CORES // n)))
     variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     return [{**variables, **own} for own in given]
+
+
+def _are_strings(variables: object) -> bool:
+    if not isinstance(variables, Mapping):
+        return False
+    pairs = cast("Mapping[object, object]", variables).items()
+    return all(isinstance(name, str) and isinstance(value, str) for name, value in pairs)
 
 
 def _let_go(workers: Sequence[PoolProcess]) -> None:

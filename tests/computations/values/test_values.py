@@ -673,6 +673,8 @@ def test_the_rows_of_an_array_are_values_of_clients():
     refused(rows, clients(FLOAT), "Expected shape [] of float32, found shape [2]; at arg[client 0]")
     one = "first axis is that of the clients, for clients' float32[2], found an array float32[2]; at arg; this is the "
     refused(rows[0], clients(vector(np.float32, 2)), one)
+    any_shape = fl.TensorType(np.str_, None)  # rows of clients, too
+    assert len(normalize_argument(np.array(["a", "b"]), clients(any_shape))) == 2
     refused(rows, clients(PAIR), "pass a list; only numbers and arrays of clients can be the rows of an array")
     refused(np.zeros((0, 7), np.float64), clients(vector(np.float32, 3)), "found no rows, of float64[7]; at arg")
     assert normalize_argument(np.zeros((0, 3), np.float32), clients(vector(np.float32, 3))).items() == []

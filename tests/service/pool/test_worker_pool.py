@@ -140,6 +140,10 @@ def test_environments_are_as_many_as_workers(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(subprocess, "Popen", None)  # so that the test does no harm if it fails
     with pytest.raises(errors.InvalidValueError, match="for each of the 2 workers, found those of 1; pass a list"):
         local_worker_pool(2, environment=[{}])
+    wrong: list[Any] = [{"CUDA_VISIBLE_DEVICES": 1}, [{"CUDA_VISIBLE_DEVICES": 1}], ["A=1"]]
+    for environment in wrong:
+        with pytest.raises(errors.InvalidValueError, match=r"as a dict of strings, found .*; write values as strings"):
+            local_worker_pool(1, environment=environment)
 
 
 def test_workers_import_what_this_process_can_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
