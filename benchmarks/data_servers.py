@@ -46,7 +46,8 @@ class DataServer:
     """A process with a dispatcher or a worker.
 
     Args:
-      *arguments: `"dispatcher"`, a port, and the folder of its journal; or `"worker"`, and the dispatcher's address.
+      *arguments: `"dispatcher"`, a port, and the folder of its journal; or `"worker"`, the dispatcher's address, and
+        folders with clients' states.
 
     Attributes:
       target: Its address.
@@ -83,7 +84,8 @@ def _serve(kind: str, *arguments: str) -> None:
         server: Any = DispatchServer(DispatcherConfig(int(port), work_dir=folder, fault_tolerant_mode=True))
     else:
         large()  # is registered here
-        server = WorkerServer(WorkerConfig(*arguments, policy=CarrierPolicy(python_code=True)))
+        policy = CarrierPolicy(python_code=True)
+        server = WorkerServer(WorkerConfig(arguments[0], policy=policy, client_states=arguments[1:]))
     print(server.target, flush=True)
     sys.stdin.read()
 

@@ -14,6 +14,7 @@ import federated_language as fl
 import numpy as np
 
 import fedstack
+from benchmarks.data_servers import DataServer
 from benchmarks.harness import Effort, Measurement, compare
 from benchmarks.stack import running
 from fedstack.foundations.synced_folders import sync_folder
@@ -30,7 +31,7 @@ def run(effort: Effort) -> Iterator[Measurement]:
             yield _clients(effort, pathlib.Path(folder), clients, size)
     for clients, size in effort.pick([(20, 1000)], [(100, 1_000_000)], [(100, 1_000_000), (20_000, 1000)]):
         with tempfile.TemporaryDirectory() as folder:
-            yield _shared(effort, pathlib.Path(folder), clients, size)
+            yield from _shared(effort, pathlib.Path(folder), clients, size)
 
 
 def _write(path: pathlib.Path, array: Any) -> None:
@@ -95,8 +96,11 @@ def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> M
         return compare(name, bare, ours, effort, times=effort.pick(None, 1.2, 1.2))
 
 
-def _shared(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> Measurement:
-    """Measures a round of a program on two workers that share the folder, beside two to which the states travel."""
+def _shared(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> Iterator[Measurement]:
+    """Measures a round of a program on two workers that share the folder, or use two data workers that share it.
+
+    Beside both, it measures a round on two workers to which the states travel.
+    """
     step, first = _step(size), np.zeros(size // 4, np.float32)
 
     def round_of(name: str, pool: WorkerPool) -> Callable[[], object]:
@@ -121,4 +125,10 @@ def _shared(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> Me
         others = stack.enter_context(local_worker_pool(2))
         sent, shared = round_of("sent", others), round_of("shared", sharing)
         name = f"states of {clients:,} clients, {size:,} bytes each, on two workers that share the folder"
-        return compare(name, sent, shared, effort, times=effort.pick(None, 1.0, 1.0))
+        yield compare(name, sent, shared, effort, times=effort.pick(None, 1.0, 1.0))
+        dispatcher = stack.enter_context(DataServer("dispatcher", "0", str(folder / "journal")))
+        for _ in range(2):
+            stack.enter_context(DataServer("worker", dispatcher.target, str(folder)))
+        served = round_of("served", stack.enter_context(local_worker_pool(2, data_services=[dispatcher.target])))
+        name = f"states of {clients:,} clients, {size:,} bytes each, on two workers that use a data service"
+        yield compare(name, sent, served, effort)

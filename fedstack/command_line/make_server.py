@@ -174,6 +174,7 @@ def _data_services(options: SimpleNamespace, config: "ServerConfig", listens: Ta
             None if dialled == ":%port%" else dialled,
             worker_token_file=options.worker_token_file,
             data_roots=options.data_root,
+            client_states=options.client_states,
             policy=config.policy,
             limits=limits_of(DataWorkerLimits, options),
             service_limits=config.limits,

@@ -58,9 +58,11 @@ class ServeConfig:
       call_cert: The client certificate for calls to those servers (PEM); by default none.
       call_key: The private key of that client certificate (PEM).
       call_token_file: A file with the token for calls to those servers; by default none.
-      data_service: A dispatcher; clients' computations may use its datasets, which this server reads.
+      data_service: A dispatcher; clients' computations may use its datasets, and clients' states that its data workers
+        have, which this server reads.
       client_states: A folder with clients' states, such as those of runs, which this machine shares with the programs
-        that own them; this server reads and writes the states there, so that they do not travel.
+        that own them; this server reads and writes the states there, so that they do not travel; as a data worker also
+        for servers that use its dispatcher.
       data_dispatcher: Whether this server is also the dispatcher of a data service, which divides the work on datasets.
       work_dir: A folder for the dispatcher's journal, from which it continues after a restart; by default none.
       data_worker: The address of a dispatcher for which this server reads datasets, as a data worker.

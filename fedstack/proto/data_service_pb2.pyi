@@ -325,6 +325,54 @@ class ListClientsResponse(_message.Message):
     version: str
     def __init__(self, client: _Optional[_Iterable[bytes]] = ..., rows: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
+class ReadStatesRequest(_message.Message):
+    __slots__ = ("states", "protocol", "version")
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    states: _extensions_pb2.Packed.Stored
+    protocol: int
+    version: str
+    def __init__(self, states: _Optional[_Union[_extensions_pb2.Packed.Stored, _Mapping]] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class ReadStatesResponse(_message.Message):
+    __slots__ = ("protocol", "version")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    version: str
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class WriteStatesRequest(_message.Message):
+    __slots__ = ("store", "type", "name", "clients", "rows", "protocol", "version")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    type: _computation_pb2.Type
+    name: str
+    clients: bytes
+    rows: int
+    protocol: int
+    version: str
+    def __init__(self, store: _Optional[str] = ..., type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., name: _Optional[str] = ..., clients: _Optional[bytes] = ..., rows: _Optional[int] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class WriteStatesResponse(_message.Message):
+    __slots__ = ("file", "rows", "protocol", "version")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    file: _containers.RepeatedCompositeFieldContainer[_extensions_pb2.Packed.Stored.File]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    protocol: int
+    version: str
+    def __init__(self, file: _Optional[_Iterable[_Union[_extensions_pb2.Packed.Stored.File, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
 class PassCursor(_message.Message):
     __slots__ = ("commit", "digest", "job_name", "repetition", "consumer", "finished", "begun", "left_out", "policy")
     class Begun(_message.Message):

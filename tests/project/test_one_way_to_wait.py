@@ -17,7 +17,7 @@ MOMENTS = {
     "service/data/consumer/data_workers.py": "how old a list is, and how long a worker is avoided",
     "service/data/consumer/pass_driver.py": "when the next sign of life is due; the pass waits for its event meanwhile",
     "service/data/dispatcher/dispatch_service.py": "how late the loop was after a pause",
-    "service/data/reading/readers.py": "looked at for each small element, which costs as much as making it",
+    "service/data/reading/local_reader.py": "looked at for each small element, which costs as much as making it",
     "service/host/doors/stream_door.py": "timers of the loop: the time limit of a call, and the next try to accept",
     "service/host/status.py": "how late the loop was after a timer",
     "transport/grpc/credential_files.py": "how seldom a file is looked at; nothing waits for it",

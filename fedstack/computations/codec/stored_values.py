@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.language import StructType, TensorType, Type, computation_pb2
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.columns import Column, Payload, StructColumn
@@ -50,6 +50,10 @@ class StoreFolders(Protocol):
         Raises:
           FedstackError: If they cannot be written. Then there are no files.
         """
+        ...
+
+    def close(self) -> None:
+        """Closes connections, if there are any. Idempotent; never raises."""
         ...
 
 
@@ -239,14 +243,14 @@ def read_stored(
     )
 
 
-def stored_type(message: Packed.Stored, max_bytes: int, path: str) -> Type:
+def stored_type(message: computation_pb2.Type, max_bytes: int, path: str) -> Type:
     """Returns the type of the values in a store.
 
     Raises:
       ResourceLimitError: If a value has more than `max_bytes` bytes.
       InvalidValueError: If the size of a value is not known.
     """
-    stored = type_from_proto(message.type)
+    stored = type_from_proto(message)
     size = _bytes_of(stored)
     if size is None:
         raise InvalidValueError(f"Expected values of fixed size in a store at {path}, found {type_text(stored)}")

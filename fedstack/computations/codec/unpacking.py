@@ -282,7 +282,7 @@ class Unpacker:
                 "process has no stores: fedstack serve --client-states FOLDER, ServerConfig.client_states, or "
                 "local_worker_pool(client_states=[...])"
             )
-        stored = stored_type(proto, self._max_bytes, path)
+        stored = stored_type(proto.type, self._max_bytes, path)
         if self._for_results:  # clients without a result have failed, and nobody reads it
             return read_stored(proto, zeros(stored, 0), stored, member, path, self._stores, StoredResult)
         shared = self.unpack(proto.shared, stored, path) if proto.HasField("shared") else None

@@ -1,6 +1,6 @@
 """Lays a client's state out as a record of fixed size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 import attrs
@@ -22,6 +22,8 @@ _ALIGNMENT = 8
 _LARGE_BYTES = 1 << 16
 # The bytes of a record per client, of shape [clients, bytes of a record]. NumPy would not copy bytes between fields.
 Records: TypeAlias = "NDArray[np.uint8]"
+# Returns the records of the clients from a start to a stop (exclusive).
+RecordsOf: TypeAlias = Callable[[int, int], Records]
 
 
 @attrs.frozen(eq=False)

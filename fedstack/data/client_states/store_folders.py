@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -21,12 +22,13 @@ from fedstack.computations.codec.stored_values import StoredFile, StoredValue
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.data.client_seeds import ClientId, checked_ids
-from fedstack.data.client_states.record_layout import RecordLayout
+from fedstack.data.client_states.record_layout import RecordLayout, Records, RecordsOf
 from fedstack.data.client_states.state_shards import SUFFIX, FileShard, ids_from_json, rows_of_a_file, sync_shards
 from fedstack.data.headed_file import DamagedStateError, write_whole
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text
+from fedstack.foundations.value_text import describe
 
 _ID_FILE = ".store"
 _ID = re.compile(rb"[0-9a-f]{32}\n")
@@ -107,8 +109,9 @@ class ClientStateFolders:
         self.find([store])
         folder = self._known.get(store)
         if folder is None:
+            named = " or ".join(map(str, self._folders)) or "a folder, of which none is named"
             raise CarrierError(
-                f"Expected the id of a store of clients' states in {' or '.join(map(str, self._folders))}, found "
+                f"Expected the id of a store of clients' states in {named}, found "
                 f"{name_text(store)}; name the folder of the store: fedstack serve --client-states FOLDER, "
                 "ServerConfig.client_states, or local_worker_pool(client_states=[...])"
             )
@@ -123,6 +126,10 @@ class ClientStateFolders:
           ProgramStateError: If a file is missing or damaged, or is not the one that is meant.
         """
         layout = RecordLayout.of(found[0].file.type_spec)
+        return layout.column(self.records(found, layout))
+
+    def records(self, found: Sequence[StoredValue], layout: RecordLayout) -> Records:
+        """Reads the records of states that have one layout; see `read`."""
         places: dict[StoredFile, list[int]] = {}
         for place, value in enumerate(found):
             places.setdefault(value.file, []).append(place)
@@ -138,7 +145,7 @@ class ClientStateFolders:
                 records = read
             else:
                 records[some] = read
-        return layout.column(records)
+        return records
 
     def _shard(self, file: StoredFile, layout: RecordLayout) -> FileShard:
         key = file.store, file.name, file.digest
@@ -160,29 +167,71 @@ class ClientStateFolders:
           InvalidValueError: If the name or the ids are not valid.
           ProgramStateError: If the files cannot be written.
         """
+        layout = RecordLayout.of(type_spec)
+        shards = self.write_records(
+            store, name, layout, ids, len(values), lambda start, stop: layout.records(values.slice(start, stop))
+        )
+        return stored_in(
+            [StoredFile(store, shard.name, shard.digest, type_spec, self) for shard in shards],
+            [len(shard.client_ids) for shard in shards],
+        )
+
+    def write_records(
+        self, store: str, name: str, layout: RecordLayout, ids: bytes, count: int, records: RecordsOf
+    ) -> Sequence[FileShard]:
+        """Writes records to new files, which survive a power failure; see `write`.
+
+        Args:
+          store: The id of the store.
+          name: What the names of the files begin with.
+          layout: The layout of the records.
+          ids: The id of each client, as JSON.
+          count: The number of records.
+          records: Returns the records from a start to a stop (exclusive).
+        """
         if not _BEGINNING.fullmatch(name):
             raise InvalidValueError(
                 f"Expected letters, digits and hyphens as the beginning of names of files, found {name_text(name)}"
             )
-        clients, layout = _ids_in(ids, len(values)), RecordLayout.of(type_spec)
-        folder, size = self._folder_of(store), rows_of_a_file(layout)
+        clients, folder, size = _ids_in(ids, count), self._folder_of(store), rows_of_a_file(layout)
         shards: list[FileShard] = []
         try:
-            for start in range(0, len(values), size):
-                path, stop = folder / f"{name}-{start:x}{SUFFIX}", min(start + size, len(values))
-                records = layout.records(values.slice(start, stop))
-                shards.append(FileShard.written(path, layout, clients[start:stop], records, is_new=True))
+            for start in range(0, count, size):
+                path, stop = folder / f"{name}-{start:x}{SUFFIX}", min(start + size, count)
+                some = clients[start:stop]
+                shards.append(FileShard.written(path, layout, some, records(start, stop), is_new=True))
             sync_shards(shards, folder)
         except BaseException:
             for shard in shards:
                 with contextlib.suppress(OSError):
                     shard.path.unlink(missing_ok=True)
             raise
-        files = [StoredFile(store, shard.name, shard.digest, type_spec, self) for shard in shards]
-        return [StoredValue(files[row // size], row % size) for row in range(len(values))]
+        return shards
+
+    def close(self) -> None:
+        """Does nothing."""
 
     def __repr__(self) -> str:
         return f"<ClientStateFolders {', '.join(map(str, self._folders))}>"
+
+
+def stored_in(files: Sequence[StoredFile], rows: Sequence[int]) -> Sequence[StoredValue]:
+    """Returns where values are that have been written to files, of which each has a number of rows."""
+    return [StoredValue(file, row) for file, count in zip(files, rows) for row in range(count)]
+
+
+def folders_of(folders: "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]") -> tuple[Path, ...]:
+    """Returns the absolute paths of folders with clients' states, as a configuration names them.
+
+    Raises:
+      InvalidValueError: If one is not a path.
+    """
+    several = isinstance(cast(object, folders), Iterable) and not isinstance(folders, (str, os.PathLike))
+    found = tuple(cast("Iterable[str]", folders if several else (folders,)))
+    for folder in found:
+        if not isinstance(cast(object, folder), (str, os.PathLike)) or not os.fspath(folder):
+            raise InvalidValueError(f"Expected client_states to contain paths of folders, found {describe(folder)}")
+    return tuple(Path(folder).absolute() for folder in found)
 
 
 def _ids_in(content: bytes, count: int) -> list[ClientId]:

@@ -2,12 +2,12 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from fedstack.data.client_seeds import ClientId
-from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.data.client_states.record_layout import RecordLayout, RecordsOf
 from fedstack.data.client_states.state_shards import (
     SUFFIX,
     FileShard,
@@ -19,8 +19,6 @@ from fedstack.data.client_states.state_shards import (
 from fedstack.data.client_states.store_folders import name_store, opened_shard
 from fedstack.errors import FedstackError, ProgramStateError
 from fedstack.program.states.folder_lock import FolderLock
-
-RecordsOf: TypeAlias = Callable[[int, int], Records]
 
 
 class ShardStore(Protocol):

@@ -10,12 +10,13 @@ import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.tensor_values import describe
-from fedstack.data.client_states.store_folders import ClientStateFolders
+from fedstack.data.client_states.store_folders import ClientStateFolders, folders_of
 from fedstack.errors import InvalidValueError
 from fedstack.executors.factories import local_executor_factory
 from fedstack.foundations.public_names import refuses_others
 from fedstack.service.cluster.task import ClusterTask, task_of
 from fedstack.service.data.consumer.reference_reader import ReferenceReader
+from fedstack.service.data.consumer.service_states import ServiceStates
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host.config import HostConfig, unbracketed
 from fedstack.service.host.host import Host
@@ -48,15 +49,6 @@ def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]
     return found
 
 
-def _folders(folders: "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]") -> tuple[Path, ...]:
-    several = isinstance(cast(object, folders), Iterable) and not isinstance(folders, (str, os.PathLike))
-    found = tuple(cast("Iterable[str]", folders if several else (folders,)))
-    for folder in found:
-        if not isinstance(cast(object, folder), (str, os.PathLike)) or not os.fspath(folder):
-            raise InvalidValueError(f"Expected client_states to contain paths of folders, found {describe(folder)}")
-    return tuple(Path(folder).absolute() for folder in found)
-
-
 @refuses_others
 @attrs.frozen
 class ServerConfig:
@@ -77,8 +69,8 @@ class ServerConfig:
       host: The name or address of this machine to listen on, if it differs from the address in the cluster definition,
         which other tasks dial. For example, use 0.0.0.0 in a container.
       data_services: Addresses of dispatchers, or jobs of a cluster with one task each. Clients' computations may refer
-        to the datasets of these dispatchers. The server dials the dispatchers and their data workers with
-        `client_credentials`. By default there are none.
+        to the datasets of these dispatchers, and to the clients' states that their data workers have. The server dials
+        the dispatchers and their data workers with `client_credentials`. By default there are none.
       client_states: Folders with clients' states, such as those of runs, which this machine shares with the programs
         that own them. The server reads and writes the states there, so that they do not travel with the clients. By
         default there are none.
@@ -95,7 +87,7 @@ class ServerConfig:
     client_credentials: ClientCredentials | None = None
     host: str = attrs.field(default="", converter=unbracketed)
     data_services: tuple[str, ...] = attrs.field(default=(), converter=_addresses)
-    client_states: tuple[Path, ...] = attrs.field(default=(), converter=_folders)
+    client_states: tuple[Path, ...] = attrs.field(default=(), converter=folders_of)
 
     def __attrs_post_init__(self) -> None:
         check_client_credentials(self.client_credentials)
@@ -125,18 +117,17 @@ class ServerConfig:
           clients: The number of clients for requests that do not specify a number.
           threads: The maximum number of threads that run functions; by default there is no limit.
         """
-        reads = None
+        reads, stores = None, ClientStateFolders(self.client_states) if self.client_states else None
         if self.data_services:
-            # A worker without datasets starts faster, because it does not import the data service.
-
             reads = ReferenceReader(self.client_credentials, self.data_services)
+            stores = ServiceStates(reads, self.data_services, stores or ClientStateFolders(()))
         return ExecutorService(
             local_executor_factory(clients, max_concurrent_clients=threads, data_backend=reads),
             limits=self.limits,
             policy=self.policy,
             client_credentials=self.client_credentials,
             reads=None if reads is None else reads.blocks,
-            stores=ClientStateFolders(self.client_states) if self.client_states else None,
+            stores=stores,
         )
 
     def method_service(self) -> MethodService:

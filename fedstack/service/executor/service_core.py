@@ -150,7 +150,8 @@ class ServiceCore:
       clock: Returns the time in seconds.
       client_credentials: The credentials with which functions dial other servers.
       reads: Reads sequences that clients send as references.
-      stores: The stores of clients' states that work for clients may use; `None` for none.
+      stores: The stores of clients' states that work for clients may use, which are closed with the service; `None` for
+        none.
 
     Attributes:
       scope: The scope in which work for clients runs.
@@ -323,4 +324,6 @@ class ServiceCore:
                 await self._sweeper
             self._sweeper = None
         self.admission.close()
+        if self.admission.stores is not None:
+            self.admission.stores.close()
         self._inside_leaves.close()  # this also closes the factory

@@ -1,11 +1,19 @@
 """Defines the stub that calls the service of a data worker."""
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from fedstack.errors import RemoteError
-from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest
-from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer, with_protocol
+from fedstack.foundations.segments import Segment
+from fedstack.proto.data_service_pb2 import (
+    ListClientsRequest,
+    ReadRequest,
+    ReadStatesRequest,
+    WriteStatesRequest,
+    WriteStatesResponse,
+)
+from fedstack.proto.extensions_pb2 import FindStoresRequest, FindStoresResponse
+from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer, check_protocol, with_protocol
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 
@@ -47,6 +55,25 @@ class DataWorkerStub(ServiceStub):
         with_protocol(request)
         async with self._known(self.download(f"/{DATA_WORKER}/ListClients", request, HEARTBEAT_SECONDS)) as incoming:
             yield incoming
+
+    async def find_stores(self, ids: Sequence[str]) -> Sequence[str]:
+        """Returns those of some ids that stores of the worker have."""
+        response = await self.call(f"/{DATA_WORKER}/FindStores", FindStoresRequest(id=ids), FindStoresResponse)
+        return response.id
+
+    @contextlib.asynccontextmanager
+    async def read_states(self, request: ReadStatesRequest) -> AsyncGenerator[Incoming, None]:
+        """Reads clients' states. The header of the response is a `ReadStatesResponse`, and the records follow."""
+        with_protocol(request)
+        async with self.download(f"/{DATA_WORKER}/ReadStates", request, HEARTBEAT_SECONDS) as incoming:
+            yield incoming
+
+    async def write_states(self, request: WriteStatesRequest, records: Segment) -> WriteStatesResponse:
+        """Writes clients' states, whose records follow the request."""
+        with_protocol(request)
+        response = await self.upload(f"/{DATA_WORKER}/WriteStates", request, [records], WriteStatesResponse)
+        check_protocol(response.protocol, response.version, self.address)
+        return response
 
     @contextlib.asynccontextmanager
     async def _known(self, answer: Answer) -> AsyncGenerator[Incoming, None]:

@@ -104,7 +104,7 @@ class DataWorkers:
         Raises:
           RemoteError: If no worker becomes available in time.
         """
-        return max(await self._there(), key=lambda worker: hashlib.blake2b(worker + key, digest_size=8).digest())
+        return max(await self.there(), key=lambda worker: hashlib.blake2b(worker + key, digest_size=8).digest())
 
     def reader(self, worker: bytes) -> Reader:
         """Returns the reader for a worker."""
@@ -133,19 +133,28 @@ class DataWorkers:
             )
         if worker in self._readers and worker not in self._lost:
             self._lost.add(worker, self._readers[worker])
-            _logger.warning("Continuing without the data worker at %s: %s", self._addresses.get(worker), error)
+            # Whoever keeps the record does not keep the frames of the error.
+            _logger.warning("Continuing without the data worker at %s: %s", self._addresses.get(worker), str(error))
         self._fresh_until = 0.0
 
-    async def _there(self) -> Sequence[bytes]:
-        """Returns the usable workers; waits until at least one worker is usable."""
+    @property
+    def usable(self) -> Sequence[bytes]:
+        """The known workers that are not lost."""
+        return [worker for worker in self._addresses if worker not in self._lost]
+
+    async def there(self) -> Sequence[bytes]:
+        """Returns the usable workers; waits until at least one worker is usable.
+
+        Raises:
+          RemoteError: If no worker becomes available in time.
+        """
         patience, dispatcher = self._patience, self.dispatcher
         notice = WaitNotice(f"a data worker of the dispatcher at {dispatcher}", patience, self.io.time)
         async for _ in Deadline(patience, self.io.time).attempts(itertools.repeat(_PAUSE_SECONDS)):
             if self.io.time() >= self._fresh_until and self._asking is None:
                 self._asking = start_apart(self._ask())
                 self._asking.add_done_callback(consume_exception)
-            there = [worker for worker in self._addresses if worker not in self._lost]
-            if there:
+            if there := self.usable:
                 return there
             notice.waits("no data worker is available")
             if self._asking is not None and not self._addresses:

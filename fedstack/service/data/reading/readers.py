@@ -1,11 +1,9 @@
-"""Reads ranges of elements from data workers, over a connection or, in the same process, without copying elements."""
+"""Reads ranges of elements from data workers over connections, and finds the readers of those in this process."""
 
 import abc
 import asyncio
-import threading
-import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -17,14 +15,14 @@ from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column
-from fedstack.errors import AuthenticationError, InvalidValueError, WorkerUnavailableError
-from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES, LeafThreads, sized
+from fedstack.errors import AuthenticationError, InvalidValueError
+from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES, sized
 from fedstack.executors.worker.receiving import receive
 from fedstack.foundations.segments import keep_freed_memory
 from fedstack.membership.reaching import back, reach
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
-from fedstack.service.data.reading.budget import AHEAD, SECONDS_TOGETHER, SENT_BYTES, Ahead, Blocks
-from fedstack.service.data.reading.dataset_scope import reading
+from fedstack.service.data.reading.budget import AHEAD, SENT_BYTES, Ahead, Blocks
+from fedstack.service.data.reading.state_stores import RemoteStores, StateStores
 from fedstack.service.host.listening import connect, is_local
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.connection import Transport
@@ -33,9 +31,6 @@ from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import WHOLE_BYTES, Incoming
 
-# A reader without a connection returns several blocks at a time: at most this number, about SENT_BYTES, or the blocks
-# that are ready within SECONDS_TOGETHER.
-_MOST_AT_ONCE = 64
 # The time limit for a worker's answer to a health check.
 _ALIVE_SECONDS = 1.0
 
@@ -100,6 +95,11 @@ class Reader(abc.ABC):
     @abc.abstractmethod
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
         """Returns the clients of a dataset."""
+
+    @property
+    @abc.abstractmethod
+    def states(self) -> StateStores:
+        """The stores of clients' states that the worker has."""
 
     @abc.abstractmethod
     async def reach(self, seconds: float) -> None:
@@ -172,6 +172,11 @@ class RemoteReader(Reader):
     def __init__(self, stub: DataWorkerStub, withholds_token: bool = False) -> None:
         self._stub = stub
         self._withholds_token = withholds_token
+        self._states = RemoteStores(stub)
+
+    @property
+    def states(self) -> StateStores:
+        return self._states
 
     def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
         return _RemoteReading(self._stub, what, element, ahead, self._explained)
@@ -302,95 +307,5 @@ class _RemoteReading(Reading, Ahead[Column]):
             self._stub.before_closing(self._receiving)
 
 
-class LocalReader(Reader):
-    """Reads from a data worker in this process, without copying elements.
-
-    Args:
-      find: Returns the range for a request, or raises `WorkerUnavailableError` if the worker is stopping.
-      list_clients: Returns the clients of a dataset.
-      threads: The threads on which elements are prepared.
-    """
-
-    def __init__(
-        self,
-        find: Callable[[ReadRequest], Awaitable[Range]],
-        list_clients: Callable[[ListClientsRequest], Awaitable[ListClientsResponse]],
-        threads: LeafThreads,
-    ) -> None:
-        self._find = find
-        self._list_clients = list_clients
-        self._threads = threads
-
-    def stop(self) -> None:
-        """Stops accepting new readings. Open readings continue."""
-        for key in [key for key, found in readers_here.items() if found is self]:
-            del readers_here[key]
-
-    def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
-        return _LocalReading(self._find, what, element, self._threads)
-
-    async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
-        return await self._list_clients(request)
-
-    async def reach(self, seconds: float) -> None:
-        await self.back()
-
-    async def back(self) -> None:
-        if not any(found is self for found in readers_here.values()):
-            raise WorkerUnavailableError("The data worker in this process has been stopped")
-
-    async def close(self) -> None:
-        pass
-
-    def __repr__(self) -> str:
-        return "<LocalReader>"
-
-
 # The readers of data workers in this process, by worker id and, if the address is local to this process, by address.
-readers_here: "weakref.WeakValueDictionary[bytes | str, LocalReader]" = weakref.WeakValueDictionary()
-
-
-class _LocalReading(Reading):
-    """A range whose blocks are prepared on a thread on demand, several at a time."""
-
-    def __init__(
-        self, find: Callable[[ReadRequest], Awaitable[Range]], what: ReadRequest, element: Type, threads: LeafThreads
-    ) -> None:
-        self._find = find
-        self._what = what
-        self._row_bytes = exact_bytes(element) or 0  # if the size of rows is unknown, only blocks are counted
-        self._threads = threads
-        self._range: Range | None = None
-        self._failure: Exception | None = None
-        self._gone = threading.Event()
-
-    async def next(self) -> Sequence[Column]:
-        gone = self._gone
-        found = self._range = self._range or await self._find(self._what)
-        if self._failure is not None:
-            raise self._failure
-        with reading(found.scope, is_wanted=lambda: not gone.is_set()).entered():
-            made = await self._threads.run(lambda: self._made(found.blocks))
-        self.client_rows = found.client_rows
-        return made
-
-    def _made(self, blocks: Blocks) -> Sequence[Column]:
-        made: list[Column] = []
-        size, end = 0, time.perf_counter() + SECONDS_TOGETHER
-        try:
-            # At least one block, regardless of the time, because an empty result marks the end of the range.
-            while not made or (len(made) < _MOST_AT_ONCE and size < SENT_BYTES and time.perf_counter() < end):
-                block = next(blocks, None)
-                if block is None:
-                    break
-                made.append(block)
-                size += len(block) * self._row_bytes
-        except Exception as error:
-            if not made:
-                raise
-            self._failure = error  # raised after the preceding blocks have been returned
-        return made
-
-    async def close(self) -> None:
-        self._gone.set()
-        self._range = None
+readers_here: "weakref.WeakValueDictionary[bytes | str, Reader]" = weakref.WeakValueDictionary()

@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
@@ -11,6 +12,7 @@ from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Type
+from fedstack.data.client_states.store_folders import ClientStateFolders
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, read_message
 from fedstack.executors.concurrency.progress import ProgressCounts
@@ -25,10 +27,13 @@ from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.reading.blocks import sized_blocks, without_first
 from fedstack.service.data.reading.budget import BLOCK_BYTES, Ahead, Blocks, Budget, MadeAhead, size_in
 from fedstack.service.data.reading.dataset_scope import reading
-from fedstack.service.data.reading.readers import LocalReader, Range, readers_here
+from fedstack.service.data.reading.local_reader import LocalReader
+from fedstack.service.data.reading.readers import Range, readers_here
+from fedstack.service.data.reading.state_stores import HeldStores
 from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import CachedDataset, DefinitionCache
+from fedstack.service.data.worker.state_methods import StateMethods
 from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.host.calls.call_table import FairShares
 from fedstack.service.host.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
@@ -76,6 +81,7 @@ class DataWorkerService(Service):
       limits: The resource limits for clients of the worker.
       policy: The policy that determines which functions definitions may contain.
       data_roots: The folders below which files may be read.
+      client_states: The folders with clients' states that clients may read and write.
       service_limits: The limits on the memory and time of a computation.
       client_credentials: The credentials for calls that functions make to other servers.
 
@@ -97,6 +103,7 @@ class DataWorkerService(Service):
         limits: DataWorkerLimits | None = None,
         policy: CarrierPolicy | None = None,
         data_roots: Sequence[str] = (),
+        client_states: Sequence[Path] = (),
         service_limits: ServiceLimits | None = None,
         client_credentials: ClientCredentials | None = None,
     ) -> None:
@@ -125,7 +132,9 @@ class DataWorkerService(Service):
         self._draining = False
         self.attending = Attending(dispatcher, attends_seconds, worker_tokens)
         self.threads = LeafThreads()
-        self._reader = LocalReader(self.find, self.list_clients, self.threads)
+        stores = HeldStores(ClientStateFolders(client_states), self.threads, self._rules.max_value_bytes)
+        self._states = StateMethods(stores, self._limits, self._rules)
+        self._reader = LocalReader(self.find, self.list_clients, self.threads, stores)
 
     def _too_much_gathered(self, found: str) -> Exception:
         advice = "reduce the number of elements in the step or the size of its elements"
@@ -134,7 +143,13 @@ class DataWorkerService(Service):
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
         """The methods of the gRPC service."""
-        return {DATA_WORKER: {"Read": ExchangeMethod(self.read), "ListClients": DownloadMethod(self._list_clients)}}
+        return {
+            DATA_WORKER: {
+                "Read": ExchangeMethod(self.read),
+                "ListClients": DownloadMethod(self._list_clients),
+                **self._states.methods,
+            }
+        }
 
     @property
     def sessions(self) -> Sequence[GetStatusResponse.Session]:

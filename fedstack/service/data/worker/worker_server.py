@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import cast
 
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
+from fedstack.data.client_states.store_folders import folders_of
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import check_number
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
@@ -44,6 +46,9 @@ class WorkerConfig:
         wait, and registers when the dispatcher becomes available.
       host: A name or an address of this machine. TLS is required unless `host` is a loopback address.
       data_roots: The folders below which the worker may read files of datasets; by default none.
+      client_states: Folders with clients' states, such as those of runs, which this machine shares with the programs
+        that own them. The worker reads and writes the states for executors that use the data service. By default there
+        are none.
       policy: The policy that determines which functions definitions of datasets may contain. By default functions must
         not refer to modules or contain code.
       credentials: The certificate and key for TLS, and the server's requirements for clients.
@@ -69,6 +74,7 @@ class WorkerConfig:
     dispatcher_timeout_ms: float | None = None
     host: str = attrs.field(default="127.0.0.1", kw_only=True)
     data_roots: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=_roots)
+    client_states: tuple[Path, ...] = attrs.field(default=(), kw_only=True, converter=folders_of)
     policy: CarrierPolicy = attrs.field(factory=CarrierPolicy, kw_only=True, converter=checked_carrier_policy)
     credentials: ServerCredentials | None = attrs.field(default=None, kw_only=True)
     token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
@@ -109,6 +115,7 @@ class WorkerConfig:
             limits=self.limits,
             policy=self.policy,
             data_roots=self.data_roots,
+            client_states=self.client_states,
             service_limits=self.service_limits,
             client_credentials=self.client_credentials,
         )

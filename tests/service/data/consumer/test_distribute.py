@@ -52,7 +52,8 @@ from fedstack.service.data import (
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.distributed_dataset import DistributedIterator
 from fedstack.service.data.dispatcher import passes
-from fedstack.service.data.reading.readers import LocalReader, Reading
+from fedstack.service.data.reading.local_reader import LocalReader
+from fedstack.service.data.reading.readers import Reading
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 DYNAMIC, OFF = "distributed_epoch", "parallel_epochs"

@@ -17,7 +17,7 @@ from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import LOOP_COPY_BYTES
 from fedstack.service.data import Dataset, DataWorkerLimits
-from fedstack.service.data.reading import readers
+from fedstack.service.data.reading import local_reader
 from fedstack.service.data.reading.budget import AHEAD, SENT_BYTES
 from fedstack.service.data.reading.readers import reader_at
 from fedstack.service.host.listening import GRPC, LOCAL
@@ -91,7 +91,7 @@ def test_a_machine_that_stands_still_while_elements_are_made_loses_none(
     worker = start_worker(LOCAL)
     dataset = Dataset.range(50_000)
     digest = catalogue.register(dataset)
-    monkeypatch.setattr(readers, "SECONDS_TOGETHER", 0.0)
+    monkeypatch.setattr(local_reader, "SECONDS_TOGETHER", 0.0)
     assert_same(read(worker.target, whole(digest), dataset.element_type), list(dataset))
 
 
