@@ -54,6 +54,7 @@ class Details(TypedDict):
     python_version: str
     leaf_runtimes: list[str]
     allowed_modules: list[str]
+    missing_modules: list[str]
     max_value_bytes: int
 
 
@@ -94,6 +95,7 @@ def run(**given: Any) -> int:
             python_version=handshake.python_version,
             leaf_runtimes=list(handshake.leaf_runtimes),
             allowed_modules=list(handshake.allowed_modules),
+            missing_modules=list(handshake.missing_modules),
             max_value_bytes=handshake.max_value_bytes,
         )
 
@@ -139,6 +141,11 @@ def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
     return "TLS" if credentials.certificate is None else "TLS, with client certificate"
 
 
+def _allowed(details: Details) -> list[str]:
+    missing = {*details["missing_modules"]}
+    return [f"{name} (not installed there)" if name in missing else name for name in details["allowed_modules"]]
+
+
 def _print(answer: Answer, details: Details | None) -> None:
     rows = [("encryption", answer["encryption"]), ("token", answer["token"]), ("transport", answer["transport"])]
     end = answer["certificate_valid_until"]
@@ -151,7 +158,7 @@ def _print(answer: Answer, details: Details | None) -> None:
         say(f"{answer['target']} is up: {answer['service']}, Python {details['python_version']}")
         rows += [
             ("leaf runtimes", ", ".join(details["leaf_runtimes"]) or "none"),
-            ("allowed modules", ", ".join(details["allowed_modules"]) or "none"),
+            ("allowed modules", ", ".join(_allowed(details)) or "none"),
             ("largest value", f"{details['max_value_bytes'] / 2**30:.3g} GiB"),
         ]
     rows.append(("round trip", f"{answer['round_trip_ms']:.2f} ms"))

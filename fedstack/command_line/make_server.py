@@ -1,11 +1,9 @@
 """Creates the server of `fedstack serve` from the options, and the line that announces the server."""
 
-import importlib.util
 import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import PathFinder
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -100,6 +98,8 @@ def ready_line(target: str, options: SimpleNamespace, task: "ClusterTask | None"
         f"modules {', '.join(options.allow_module)}": options.allow_module,
         f"runtimes {', '.join(options.allow_runtime)}": options.allow_runtime,
         "JAX exports refused": not options.jax_exports,
+        f"data services {', '.join(options.data_service)}": options.data_service,
+        "compression allowed": options.compression,
         f"states of clients in {', '.join(options.client_states)}": options.client_states,
         "data dispatcher" + f" with its journal in {options.work_dir}" * (options.work_dir is not None): (
             options.data_dispatcher
@@ -127,7 +127,7 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
             f"Expected --clients to be at most --max-clients ({options.max_clients}), found {options.clients}; lower "
             "--clients or raise --max-clients"
         )
-    _warn_of_missing_modules(options.allow_module)
+    _warn_of_missing_modules(CarrierPolicy(options.allow_module).missing_modules)
     _warn_of_missing_folders(options.client_states)
     try:
         listens = listens_at(options, task)
@@ -215,14 +215,13 @@ def _check_address(options: SimpleNamespace) -> None:
 
 def _warn_of_missing_modules(modules: Sequence[str]) -> None:
     for module in modules:
-        if module != "*" and not _is_installed(module):
-            _logger.warning(
-                "Expected the modules in --allow-module to be installed on this machine, found no module named %r; %s",
-                module,
-                "correct the name, install the module, or set PYTHONPATH"
-                if all(map(str.isidentifier, module.split(".")))
-                else "separate modules by commas and do not use patterns; a module includes all its submodules",
-            )
+        _logger.warning(
+            "Expected the modules in --allow-module to be installed on this machine, found no module named %r; %s",
+            module,
+            "correct the name, install the module, or set PYTHONPATH"
+            if all(map(str.isidentifier, module.split(".")))
+            else "separate modules by commas and do not use patterns; a module includes all its submodules",
+        )
 
 
 def _warn_of_missing_folders(folders: Sequence[str]) -> None:
@@ -233,22 +232,6 @@ def _warn_of_missing_folders(folders: Sequence[str]) -> None:
                 "path, or create or mount the folder: until then, states of clients are sent to this worker",
                 folder,
             )
-
-
-def _is_installed(module: str) -> bool:
-    """Returns whether a module can be found. The module is not imported, since that would run its code."""
-    path: Sequence[str] | None = None
-    names = module.split(".")
-    for depth in range(len(names)):
-        name = ".".join(names[: depth + 1])
-        try:
-            found = PathFinder.find_spec(name, path) if depth else importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            return False
-        if found is None:
-            return False
-        path = list(found.submodule_search_locations or ())
-    return True
 
 
 def _client_credentials(options: SimpleNamespace) -> "ClientCredentials | None":

@@ -6,10 +6,11 @@ import gc
 import logging
 import os
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -18,10 +19,16 @@ from fedstack.command_line.make_server import dialled_address, listens_at, make_
 from fedstack.command_line.output import all_output_to_standard_error, configure_logging, json_line, printed_as_json
 from fedstack.command_line.serve_options import SERVE_OPTIONS
 from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests, empty_standard_input
+from fedstack.foundations.error_text import counted
+
+if TYPE_CHECKING:
+    from fedstack.service.host.host import Host
 
 _logger = logging.getLogger(__name__)
 # How long a thread that computes may keep the interpreter lock while the event loop waits for the lock.
 _SWITCH_SECONDS = 0.001
+# A server that stops within this time says nothing of the calls for which it has waited.
+_SOON_SECONDS = 0.5
 
 
 @click.pass_context
@@ -68,8 +75,29 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
             print(line, file=waiting, flush=True)
             who = requests.wait()
             _logger.info("Stop requested by %s", who)
-            thread.stop(0.0 if who == PARENT_GONE else None)
+            with _telling_of_calls(server, options.grace_seconds):
+                thread.stop(0.0 if who == PARENT_GONE else None)
     return SUCCESS
+
+
+@contextlib.contextmanager
+def _telling_of_calls(server: "Host", grace_seconds: float) -> Generator[None, None, None]:
+    """Tells for which calls the server waits, if it has not stopped soon."""
+
+    def tell() -> None:
+        if calls := server.running_calls:
+            _logger.warning(
+                "Waiting for %s, at most %g s (--grace-seconds); a second signal ends the process at once",
+                *(counted(calls, "running call"), grace_seconds),
+            )
+
+    timer = threading.Timer(_SOON_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _telemetry(options: SimpleNamespace) -> AbstractContextManager[object]:

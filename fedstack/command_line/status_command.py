@@ -156,7 +156,7 @@ def _fields(message: "Message", names: str) -> dict[str, object]:
 def _as_object(status: "GetStatusResponse") -> dict[str, object]:
     stopping = status.HasField("seconds_until_stop")
     found: dict[str, object] = {
-        **_fields(status, "version uptime_seconds"),
+        **_fields(status, "version process uptime_seconds"),
         "stopping": stopping,
         **(_fields(status, "seconds_until_stop") if stopping else {"seconds_until_stop": None}),
         **_fields(status, "running values bytes threads"),
@@ -241,7 +241,7 @@ def status_lines(target: str, status: "GetStatusResponse", reason: str = "") -> 
       status: The status.
       reason: Why clients on this machine use gRPC; empty if they use streams.
     """
-    yield f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}"
+    yield f"{target}: fedstack {status.version}, process {status.process}, up for {_duration(status.uptime_seconds)}"
     if status.HasField("seconds_until_stop"):
         yield f"stopping: running calls have at most {status.seconds_until_stop:.0f} s left; new clients are rejected"
     yield (

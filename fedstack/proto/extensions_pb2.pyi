@@ -78,13 +78,14 @@ class HandshakeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., process_digest: _Optional[bytes] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "isolates", "threads", "stores")
+    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "missing_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "isolates", "threads", "stores")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SAME_PROCESS_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     LEAF_RUNTIMES_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_MODULES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_MODULES_FIELD_NUMBER: _ClassVar[int]
     PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +99,7 @@ class HandshakeResponse(_message.Message):
     phases: bool
     leaf_runtimes: _containers.RepeatedScalarFieldContainer[str]
     allowed_modules: _containers.RepeatedScalarFieldContainer[str]
+    missing_modules: _containers.RepeatedScalarFieldContainer[str]
     python_version: str
     max_value_bytes: int
     heartbeat_seconds: float
@@ -105,7 +107,7 @@ class HandshakeResponse(_message.Message):
     isolates: bool
     threads: int
     stores: bool
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., isolates: bool = ..., threads: _Optional[int] = ..., stores: bool = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., missing_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., isolates: bool = ..., threads: _Optional[int] = ..., stores: bool = ...) -> None: ...
 
 class FindStoresRequest(_message.Message):
     __slots__ = ("id",)
@@ -614,7 +616,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work", "max_threads", "limit", "phase", "dispatcher", "streams", "streams_at", "data_worker", "compilations", "compilations_from_cache", "compilation_seconds")
+    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work", "max_threads", "limit", "phase", "dispatcher", "streams", "streams_at", "data_worker", "compilations", "compilations_from_cache", "compilation_seconds", "process")
     class Calls(_message.Message):
         __slots__ = ("method", "code", "count")
         METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -728,6 +730,7 @@ class GetStatusResponse(_message.Message):
     COMPILATIONS_FIELD_NUMBER: _ClassVar[int]
     COMPILATIONS_FROM_CACHE_FIELD_NUMBER: _ClassVar[int]
     COMPILATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_seconds: float
     session: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Session]
@@ -753,7 +756,8 @@ class GetStatusResponse(_message.Message):
     compilations: int
     compilations_from_cache: int
     compilation_seconds: float
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., max_threads: _Optional[int] = ..., limit: _Optional[_Iterable[_Union[GetStatusResponse.Limit, _Mapping]]] = ..., phase: _Optional[_Iterable[_Union[GetStatusResponse.Phase, _Mapping]]] = ..., dispatcher: _Optional[_Union[GetStatusResponse.Dispatcher, _Mapping]] = ..., streams: _Optional[int] = ..., streams_at: _Optional[str] = ..., data_worker: _Optional[_Union[GetStatusResponse.DataWorker, _Mapping]] = ..., compilations: _Optional[int] = ..., compilations_from_cache: _Optional[int] = ..., compilation_seconds: _Optional[float] = ...) -> None: ...
+    process: int
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., max_threads: _Optional[int] = ..., limit: _Optional[_Iterable[_Union[GetStatusResponse.Limit, _Mapping]]] = ..., phase: _Optional[_Iterable[_Union[GetStatusResponse.Phase, _Mapping]]] = ..., dispatcher: _Optional[_Union[GetStatusResponse.Dispatcher, _Mapping]] = ..., streams: _Optional[int] = ..., streams_at: _Optional[str] = ..., data_worker: _Optional[_Union[GetStatusResponse.DataWorker, _Mapping]] = ..., compilations: _Optional[int] = ..., compilations_from_cache: _Optional[int] = ..., compilation_seconds: _Optional[float] = ..., process: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("code", "message", "details")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import re
 import signal
 import socket
@@ -14,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
 import pytest
+from await_until import await_until
 from calling import WALL, call, on_loop
 from certificate_files import CertificateFiles, write_certificates
 from echo_service import EchoService
@@ -35,7 +37,7 @@ from fedstack.executors.factories import local_executor_factory
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.proto.executor_pb2 import Cardinality
 from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
-from fedstack.service import rpc
+from fedstack.service import Server, ServerConfig, rpc
 from fedstack.service.data import DispatchServer, WorkerServer
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.host import status
@@ -98,6 +100,14 @@ def test_check_says_what_a_server_is(target: str, capsys: pytest.CaptureFixture[
         "allowed modules": "numpy",
         "largest value": "16 GiB",
     }
+
+
+def test_check_says_which_allowed_modules_are_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ServerConfig(policy=CarrierPolicy(["numpy", "no_such_module", "numpy.nothing"]))
+    with Server.create_local_server(config) as server:
+        assert main(["check", server.target]) == 0
+    found = "numpy, no_such_module (not installed there), numpy.nothing (not installed there)"
+    assert found in capsys.readouterr().out
 
 
 def test_check_can_print_json(target: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -508,7 +518,7 @@ def test_status_shows_sessions_and_calls(target: str, capsys: pytest.CaptureFixt
     assert err == ""
     # Tests that ran in this process before may have compiled functions.
     lines = [line for line in out.splitlines() if not line.startswith("compiled ")]
-    assert lines[0].startswith(f"{target}: fedstack {fedstack.__version__}, up for ")
+    assert lines[0].startswith(f"{target}: fedstack {fedstack.__version__}, process {os.getpid()}, up for ")
     assert lines[1] == "sessions 1, values 0, bytes 0 B, running 0"
     assert re.fullmatch(r"threads \d+ of 32, busy \d+, on cancelled work 0, memory [1-9][\d.]* [KMG]iB", lines[2])
     assert re.fullmatch(r"streams \d+ at port \d+; clients on this machine use them", lines[3])
@@ -662,6 +672,38 @@ def test_status_goes_on_to_show_what_was_cancelled_and_goes_on(capsys: pytest.Ca
             assert re.search(rf"\nhang      {work['session']} \(ended\) +- +\d+\.\d s\n", text)
         finally:
             end.set()
+
+
+def test_status_shows_a_client_that_took_too_long_as_long_as_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    end = threading.Event()
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def wait(x: np.int32) -> np.int32:
+        assert x != 3 or end.wait(20)
+        return x
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def total(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(wait, values))
+
+    def work(target: str) -> list[dict[str, Any]]:
+        assert main(["status", target, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["work"]
+
+    failures = fedstack.ClientFailures(client_seconds=0.3, tolerate=1)
+    with Server.create_local_server() as server:
+        try:
+            context = fedstack.create_sync_remote_execution_context(server.target, client_failures=failures)
+            with context, fedstack.use_context(context):
+                assert total(list(range(5))) == 7
+                (one,) = work(server.target)
+                assert (one["function"], one["client"]) == ("wait", 3)
+                assert one["seconds"] >= 0.3
+            (one,) = work(server.target)  # the session has ended
+            assert one["client"] == 3
+        finally:
+            end.set()
+        await_until(lambda: not work(server.target))
 
 
 def test_status_says_how_often_and_how_long_a_server_stood_still() -> None:

@@ -494,10 +494,15 @@ def test_a_call_in_flight_comes_to_its_end_after_sigterm(listening: socket.socke
         server.process.terminate()
         wait_until_it_is_draining(server.target)
         assert server.process.poll() is None
+        told = [server.process.stderr.readline()]
+        while "Waiting for" not in told[-1]:
+            assert told[-1], told
+            told.append(server.process.stderr.readline())
+        assert "Waiting for 1 running call, at most 30 s (--grace-seconds); a second signal ends" in told[-1]
         assert held.release() == 41
-        code, _, err = ended(server)
+        code, _, _ = ended(server)
     assert code == 0
-    assert "Stop requested by SIGTERM" in err
+    assert "Stop requested by SIGTERM" in "".join(told)
 
 
 @pytest.mark.long

@@ -12,6 +12,8 @@ from fedstack.observe.events import Span
 from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
+# A shorter pause is not worth a word.
+_LEAST_SECONDS = 0.01
 
 
 class PhaseNews:
@@ -31,12 +33,12 @@ class PhaseNews:
         """Tells that the clients of a lost worker run again after a pause."""
         first, count = assignment.left[0].start, sum(map(len, assignment.left))
         # The error is logged as text, because a stored log record must not keep the error's frames alive.
-        found = f"{type(error).__name__}: {error}"
+        found, worker = f"{type(error).__name__}: {error}", str(assignment.worker)
         _logger.warning(
-            "Running %s again in %.2f s after %s",
+            "Running %s again%s, after %s",
             ", ".join(map(named, assignment.left)),
-            pause,
-            "the same error" if found == self._logged else found,
+            f" in {pause:.2f} s" if pause >= _LEAST_SECONDS else "",
+            "the same error" if found == self._logged else found if worker in found else f"{found} (from {worker})",
         )
         self._logged = found
         if self._progress is not None:

@@ -7,8 +7,10 @@ modules that are installed with fedstack. The list cannot be complete, because l
 callers.
 """
 
+import importlib.util
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from importlib.machinery import PathFinder
 from typing import TypeAlias
 
 import attrs
@@ -99,6 +101,11 @@ class CarrierPolicy:
             self.jax_exports,
         )
 
+    @property
+    def missing_modules(self) -> list[str]:
+        """Those of the listed modules that are not installed here."""
+        return [module for module in self.modules if module != "*" and not _is_installed(module)]
+
     def allows_module(self, module: str) -> bool:
         """Returns whether a function of `module` may be loaded by reference."""
         return self.python_code or (
@@ -137,6 +144,22 @@ class CarrierPolicy:
         """
         in_modules = any(module == "*" or is_as_good_as_code(module) for module in self.modules)
         return self.python_code or bool(self.runtimes) or in_modules
+
+
+def _is_installed(module: str) -> bool:
+    """Returns whether a module can be found. The module is not imported, since that would run its code."""
+    path: Sequence[str] | None = None
+    names = module.split(".")
+    for depth in range(len(names)):
+        name = ".".join(names[: depth + 1])
+        try:
+            found = PathFinder.find_spec(name, path) if depth else importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return False
+        if found is None:
+            return False
+        path = list(found.submodule_search_locations or ())
+    return True
 
 
 def checked_carrier_policy(policy: object) -> CarrierPolicy:

@@ -4,12 +4,14 @@ A block runs over whole columns first. If a client fails, the clients of the blo
 of all further blocks, unless the program prefers columns. Nothing stands in for a client that has failed or is absent.
 """
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
 
 import attrs
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ListColumn
@@ -22,6 +24,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.survivors.ending import left_out
 from fedstack.executors.survivors.tolerance import Tolerance, is_own, may_run_again
 from fedstack.foundations.traceback_filter import without_frames
+from fedstack.transport.wire.frames import RunningClients
 
 # A worker leaves this many clients of a phase to other workers because they have failed. Further ones run again here.
 _MOST_ELSEWHERE = 1000
@@ -40,6 +43,25 @@ class _Failed:
     error: FedstackError
     runs_again: bool
     has_run: bool = True
+
+
+@attrs.define(eq=False)
+class _TimedClient:
+    """A client that runs within a time limit, and may go on running. The closure that runs it keeps this alive.
+
+    Attributes:
+      client: Its index.
+      name: The names of its functions.
+      begin: When it began, as returned by `time.perf_counter`.
+    """
+
+    client: int
+    name: str
+    begin: float
+
+    def work(self) -> RunningClients:
+        """Returns the work of the client; see `NamesWork`."""
+        return RunningClients(self.client, 1, self.name, time.perf_counter() - self.begin, self.client)
 
 
 class TolerantBlocks:
@@ -152,7 +174,7 @@ class TolerantBlocks:
     ) -> int:
         run, sink, failed = ProgramRunner(self._program).run, self._sink, 0
 
-        def results_of(client: int) -> list[object]:
+        def results_of(client: int, timed: _TimedClient) -> list[object]:
             index = client - clients.start
             try:
                 alone = [column.slice(index, index + 1).here() for column in columns]
@@ -166,7 +188,9 @@ class TolerantBlocks:
         stream: ResultStream | None = None  # an empty one would stand where another block begins
         for index, client in enumerate(clients):
             begin = time.perf_counter()
-            results = self._run_client(client, lambda client=client: make(lambda: results_of(client)))
+            timed = _TimedClient(client, self._name, begin)
+            results = self._run_client(timed, functools.partial(make, functools.partial(results_of, client, timed)))
+            del timed  # only a function that is late keeps it
             if not isinstance(results, _Failed) or results.has_run:
                 sink.took(range(client, client + 1), time.perf_counter() - begin)
             if isinstance(results, _Failed):
@@ -189,16 +213,16 @@ class TolerantBlocks:
             stream.close()
         return failed
 
-    def _run_client(self, client: int, call: Callable[[], list[object]]) -> "list[object] | _Failed":
+    def _run_client(self, timed: _TimedClient, call: Callable[[], list[object]]) -> "list[object] | _Failed":
         """Runs a client, and returns its results. If it fails, it may run again, here or on another worker."""
-        tries, ending = self._tolerance.retries, self._ending
+        client, tries, ending = timed.client, self._tolerance.retries, self._ending
         if ending is not None and ending.is_over:
             return _Failed(left_out(client), runs_again=ending.leaves_out, has_run=False)
         while True:
             try:
                 return call()
             except (FedstackError, TooLate) as raised:
-                error = self._late(client) if isinstance(raised, TooLate) else raised
+                error = self._late(timed) if isinstance(raised, TooLate) else raised
                 if not is_own(error):
                     raise
             error.client_index = client
@@ -212,7 +236,10 @@ class TolerantBlocks:
                 return _Failed(without_frames(error), runs_again=False)
             tries -= 1
 
-    def _late(self, client: int) -> ClientTimeoutError:
+    def _late(self, timed: _TimedClient) -> ClientTimeoutError:
+        client, abandoned = timed.client, current_scope().abandoned
+        if abandoned is not None:
+            abandoned.name(timed)
         if self._ending is not None and self._ending.is_over:
             return left_out(client)
         seconds = self._tolerance.client_seconds

@@ -3,16 +3,26 @@
 import asyncio
 import contextvars
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.foundations.error_text import text_of
 from fedstack.transport.peers.io_loop import Outcome
+from fedstack.transport.wire.frames import RunningClients
 
 _T = TypeVar("_T")
+
+
+class NamesWork(Protocol):
+    """Knows what a piece of work is."""
+
+    def work(self) -> RunningClients:
+        """Returns the work, and for how long it has been running. May be called from any thread."""
+        ...
 
 
 class AbandonedWork:
@@ -36,6 +46,7 @@ class AbandonedWork:
         self._most = most
         self._replaced = 0
         self._lock = threading.Lock()
+        self._named: weakref.WeakKeyDictionary[NamesWork, str] = weakref.WeakKeyDictionary()
 
     def add(self) -> bool:
         """Adds a job to the count, and returns whether another thread may replace the job's thread."""
@@ -54,6 +65,17 @@ class AbandonedWork:
         with self._lock:
             self.count -= 1
             self._replaced -= was_replaced
+
+    def name(self, work: NamesWork) -> None:
+        """Records what abandoned work is, for the current origin. The work has ended when nobody refers to `work`."""
+        with self._lock:
+            self._named[work] = current_scope().origin
+
+    def named(self) -> list[tuple[RunningClients, str]]:
+        """Returns the recorded work, each with its origin."""
+        with self._lock:
+            found = list(self._named.items())
+        return [(work.work(), origin) for work, origin in found]
 
     def __repr__(self) -> str:
         return f"<AbandonedWork {self.count}, at most {self._most} with threads of their own>"

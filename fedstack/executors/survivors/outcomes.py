@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, overload
@@ -141,6 +142,10 @@ class ClientOutcomes(Sequence[ClientOutcome]):
         """Records what the clients of a phase do: their functions and aggregations."""
         self._work[call, phase] = work
 
+    def counts(self) -> dict[str, int]:
+        """Returns the number of outcomes of each kind, such as `{"done": 48, "failed": 2}`."""
+        return dict(Counter(one.kind for one in self))
+
     def of_kind(self, kind: str) -> list[ClientOutcome]:
         """Returns the outcomes of a kind, such as `failed`."""
         return [one for one in self if one.kind == kind]
@@ -230,7 +235,8 @@ class ClientOutcomes(Sequence[ClientOutcome]):
         return [self._outcomes[key] for key in sorted(self._outcomes)]
 
     def __repr__(self) -> str:
-        return f"<ClientOutcomes of {len(self)} runs of clients>"
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.counts().items())
+        return f"<ClientOutcomes of {len(self)} runs of clients{': ' * bool(counts)}{counts}>"
 
 
 @contextlib.contextmanager

@@ -85,6 +85,7 @@ class ExecutorExtensions:
             threads=self._core.max_threads,
             leaf_runtimes=allowed_carriers(policy),
             allowed_modules=policy.modules,
+            missing_modules=await off_loop(lambda: policy.missing_modules) if policy.modules else (),
             python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
             max_value_bytes=limits.max_value_bytes,
             heartbeat_seconds=limits.heartbeat_seconds,

@@ -46,9 +46,14 @@ _MOST_WORK = 20
 
 
 class RunningWork:
-    """The running work of each session, including work that outlives its session."""
+    """The running work of each session, including work that outlives its session.
 
-    def __init__(self) -> None:
+    Args:
+      abandoned: Knows work that is no longer waited for.
+    """
+
+    def __init__(self, abandoned: AbandonedWork) -> None:
+        self._abandoned = abandoned
         # Running work keeps its counts alive. When the counts are freed, the work has ended.
         self._sessions: weakref.WeakKeyDictionary[ProgressCounts, str] = weakref.WeakKeyDictionary()
 
@@ -59,6 +64,7 @@ class RunningWork:
     def longest(self) -> list[tuple[RunningClients, str]]:
         """Returns the longest-running work, at most 20 entries, each with the id of its session."""
         found = [(work, session) for progress, session in list(self._sessions.items()) for work in progress.work()]
+        found += self._abandoned.named()
         return heapq.nlargest(_MOST_WORK, found, key=lambda pair: pair[0].seconds)
 
     def __repr__(self) -> str:
@@ -188,7 +194,7 @@ class ServiceCore:
             client_credentials=client_credentials,
             reads=reads,
         )
-        self.running = RunningWork()
+        self.running = RunningWork(self.abandoned)
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False
         self._closed = False

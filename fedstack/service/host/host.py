@@ -98,6 +98,7 @@ class Host:
         self._server: grpc.aio.Server | None = None
         self._ending: tuple[asyncio.Task[None], asyncio.Task[None]] | None = None
         self._stopped = asyncio.Event()
+        self._grace_seconds = 0.0
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -133,6 +134,11 @@ class Host:
     def has_started(self) -> bool:
         """Whether the server was started. This remains true after the server has stopped."""
         return bool(self._facts.target)
+
+    @property
+    def running_calls(self) -> int:
+        """The number of calls that run now, for which `stop` would wait. May be read on any thread."""
+        return self._router.running
 
     @property
     def has_stopped(self) -> bool:
@@ -199,6 +205,7 @@ class Host:
             service.drain()
         seconds = self._config.grace_seconds if grace is None else grace
         self._facts.stops_within(seconds)
+        self._grace_seconds = seconds if self._ending is None else min(seconds, self._grace_seconds)
         if self._ending is None:
             idle = asyncio.ensure_future(self._becomes_idle())
             self._ending = idle, asyncio.ensure_future(self._stop(idle))
@@ -209,6 +216,9 @@ class Host:
 
     async def _stop(self, idle: "asyncio.Task[None]") -> None:
         await asyncio.wait([idle])
+        if idle.cancelled() and self._router.running and self._grace_seconds:
+            calls, seconds = counted(self._router.running, "call"), self._grace_seconds
+            _logger.warning("Stopping %s that did not end within the grace period of %g s", calls, seconds)
         self._meter.stop()
         try:
             await Deadline(_LAST_SECONDS).wait(self._router.end_calls())

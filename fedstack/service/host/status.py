@@ -142,7 +142,9 @@ class StatusService(Service):
 
     async def status(self) -> GetStatusResponse:
         """Returns the current status of the server and of its services."""
-        status = GetStatusResponse(version=__version__, uptime_seconds=time.monotonic() - self._started)
+        status = GetStatusResponse(
+            version=__version__, uptime_seconds=time.monotonic() - self._started, process=os.getpid()
+        )
         status.threads, status.busy_threads = count_threads()
         status.resident_bytes = resident_bytes()
         status.compilations, status.compilations_from_cache = compilations.count, compilations.from_cache

@@ -142,6 +142,7 @@ def _reason(error: FedstackError) -> str:
         raised = error.__cause__
         failed = " failed" if raised is None else f" raised {_in_a_line(type(raised).__name__)}"
     client = "" if error.client_index is None else f" at client {error.client_index}"
+    client = "" if failed.endswith(client) else client  # the text of the error has the place, too
     return f"{name_text(error.computation_name)!r}{failed}{client}"
 
 
