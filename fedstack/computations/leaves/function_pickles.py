@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 from fedstack.computations.leaves.named_functions import is_script, resolves_to_itself
 from fedstack.foundations.caches import SharedCache
 
+_NO_FILE = "<dynamic-code>"
 _CACHED: type = type(functools.lru_cache(len))
 Reduced = tuple[Callable[..., object], tuple[object, ...]]
 _reducers: dict[type, Callable[[Any], Reduced]] = {}
@@ -86,12 +87,19 @@ def _pickler() -> Any:
                 return _cached, (obj.__wrapped__, obj.cache_parameters())
             if type(obj) in _reducers:
                 return _reducers[type(obj)](obj)
+            if type(obj) is CodeType:
+                return _with_file_name(obj, *base.dispatch_table[CodeType](obj))
             # cloudpickle would pickle functions of modules other than `__main__` by name.
             if isinstance(obj, (FunctionType, type)) and is_script(obj.__module__) and obj.__module__ in sys.modules:
                 cloudpickle.register_pickle_by_value(sys.modules[obj.__module__])
             return base.reducer_override(self, obj)
 
     return Pickler
+
+
+def _with_file_name(code: CodeType, kind: type, arguments: tuple[object, ...]) -> Reduced:
+    """Returns how cloudpickle reduces code, with the name of its file, which errors show. cloudpickle 3.1.3 drops it."""
+    return kind, tuple([code.co_filename if one == _NO_FILE else one for one in arguments])
 
 
 def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> object:

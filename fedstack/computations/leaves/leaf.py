@@ -18,9 +18,9 @@ from typing import NoReturn, cast, overload
 
 from fedstack.computations.leaves.bound_operation import BoundOperation, ColumnCall
 from fedstack.computations.leaves.work_scope import WorkKind, WorkScope, current_scope
-from fedstack.computations.types.language import RetryableError, SequenceType, StructType, Type
+from fedstack.computations.types.language import RetryableError, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.language_mistakes import advice_on
-from fedstack.computations.types.type_structure import fields_of, is_nothing
+from fedstack.computations.types.type_structure import fields_of, is_nothing, is_scalar
 from fedstack.computations.values.column_sequence import ColumnSequence, ShownSequence, column_of
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.containers import Maker
@@ -107,6 +107,7 @@ def argument_converter(
     type_spec: Type,
     maker_of: Callable[[StructType], Maker] | None = None,
     make_sequence: MakeSequence = SequenceArgument,
+    tensor: Convert | None = None,
 ) -> Convert | None:
     """Returns the function that converts payloads to arguments of a leaf function; `None` if no conversion is needed.
 
@@ -114,14 +115,17 @@ def argument_converter(
       type_spec: The type of the payloads.
       maker_of: Returns the function that builds the container of a struct type. By default structs become tuples.
       make_sequence: Makes what a function receives as a sequence.
+      tensor: Converts arrays, if they need it.
     """
+    if isinstance(type_spec, TensorType):
+        return None if is_scalar(type_spec) else tensor
     if isinstance(type_spec, SequenceType):
-        element, shown = type_spec.element, argument_converter(type_spec.element, maker_of, make_sequence)
+        element, shown = type_spec.element, argument_converter(type_spec.element, maker_of, make_sequence, tensor)
         return lambda payload: make_sequence(cast("Iterable[object]", payload), element, shown)
     if not isinstance(type_spec, StructType):
         return None
     make = None if maker_of is None else maker_of(type_spec)
-    members = [argument_converter(t, maker_of, make_sequence) for _, t in fields_of(type_spec)]
+    members = [argument_converter(t, maker_of, make_sequence, tensor) for _, t in fields_of(type_spec)]
     if not any(members):
         return cast("Convert | None", make)
     build = cast(Maker, make or tuple)

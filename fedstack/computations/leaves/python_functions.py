@@ -7,12 +7,14 @@ implemented by `Leaf`.
 
 import itertools
 import logging
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
 import attrs
+import numpy as np
 from google.protobuf import any_pb2
 
 from fedstack.computations.leaves.declared_types import calls_by_name, unpacks
@@ -28,6 +30,7 @@ from fedstack.computations.leaves.leaf_runtimes import PROCESS
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.containers import Maker, argument_maker
+from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import name_text
 from fedstack.proto import carriers_pb2
@@ -35,6 +38,7 @@ from fedstack.proto import carriers_pb2
 _logger = logging.getLogger(__name__)
 # If this many functions with the same code have been decorated, a loop is probably decorating them.
 _MANY = 200
+_PYTORCH = "torch"
 
 
 @attrs.frozen(eq=False)
@@ -150,7 +154,27 @@ class PythonLeaf(Leaf):
     def __init__(self, function: Callable[..., object], name: str, parameter: Type | None, result: Type) -> None:
         super().__init__(name, parameter, result)
         self._convert = None  # `evaluate` converts arguments
-        self.evaluate = bind(function, parameter)  # an attribute, because a method would add one more call per client
+        # An attribute, because a method would add one more call per client.
+        self.evaluate = _bound(function, parameter)
+
+
+def _bound(function: Callable[..., object], parameter: Type | None) -> Convert:
+    """Returns what `bind` returns, for functions that may modify read-only arrays, too.
+
+    PyTorch has no read-only tensors: `torch.from_numpy` and `torch.as_tensor` share the memory of an argument, and an
+    optimizer would change it for all clients. Where PyTorch is in use, functions get copies of arrays.
+    """
+    plain, copying = bind(function, parameter), bind(function, parameter, tensor=_copy)
+    if parameter is None or argument_converter(parameter, tensor=_copy) is None:
+        return plain
+    if _PYTORCH in getattr(getattr(function, "__code__", None), "co_names", ()):
+        return copying
+    modules = sys.modules
+    return lambda payload: copying(payload) if _PYTORCH in modules else plain(payload)
+
+
+def _copy(value: object) -> object:
+    return read_only(cast("np.ndarray", value).copy()) if isinstance(value, np.ndarray) else value
 
 
 def bind(
@@ -158,6 +182,7 @@ def bind(
     parameter: Type | None,
     maker_of: Callable[[StructType], Maker] = argument_maker,
     make_sequence: MakeSequence = SequenceArgument,
+    tensor: Convert | None = None,
 ) -> Convert:
     """Returns a function that accepts a payload and calls `function` with the arguments that its signature requires.
 
@@ -166,14 +191,15 @@ def bind(
       parameter: Its parameter type; `None` if it has no parameter.
       maker_of: Returns the function that builds the container of a struct type.
       make_sequence: Makes what the function receives as a sequence.
+      tensor: Converts arrays, if they need it.
     """
     if parameter is None:
         return lambda _: function()
     if not unpacks(function, parameter):
-        convert = argument_converter(parameter, maker_of, make_sequence)
+        convert = argument_converter(parameter, maker_of, make_sequence, tensor)
         return function if convert is None else lambda payload: function(convert(payload))
     fields = fields_of(cast(StructType, parameter))
-    converters = [argument_converter(t, maker_of, make_sequence) for _, t in fields]
+    converters = [argument_converter(t, maker_of, make_sequence, tensor) for _, t in fields]
     if not calls_by_name(function, cast(StructType, parameter)):
         if not any(converters):
             return lambda payload: function(*cast("tuple[object, ...]", payload))

@@ -531,3 +531,9 @@ def test_a_module_that_is_there_and_cannot_be_imported_is_told_from_one_that_is_
         match=f"Cannot load the function broken_at_import:f: importing broken_at_import {told}",
     ):
         resolve_reference("broken_at_import", "f")
+
+
+def test_a_function_that_is_sent_by_value_keeps_the_name_of_its_file() -> None:
+    scope: dict[str, object] = {"__name__": "__main__"}
+    exec(compile("def fail():\n    return 1 / 0", "mine.py", "exec"), scope)
+    assert loads(dumps(scope["fail"])).__code__.co_filename == "mine.py"
