@@ -218,6 +218,12 @@ def cut_own_frames(printed: TracebackException) -> bool:
     return has_frames
 
 
+def is_of_user(frame: FrameType) -> bool:
+    """Returns whether a frame is neither of this package nor of the standard library."""
+    filename = frame.f_code.co_filename
+    return not (filename.startswith(_PACKAGE) or _is_standard(filename))
+
+
 def _is_standard(filename: str) -> bool:
     if filename.startswith("<frozen "):
         return True

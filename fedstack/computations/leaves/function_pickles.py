@@ -98,7 +98,7 @@ def _pickler() -> Any:
 
 
 def _with_file_name(code: CodeType, kind: type, arguments: tuple[object, ...]) -> Reduced:
-    """Returns how cloudpickle reduces code, with the name of its file, which errors show. cloudpickle 3.1.3 drops it."""
+    """Returns how cloudpickle reduces code, with the name of its file for errors, which cloudpickle 3.1.3 drops."""
     return kind, tuple([code.co_filename if one == _NO_FILE else one for one in arguments])
 
 

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.coroutines import RunInline, runs_inline
+from fedstack.executors.concurrency.exit_wait import wait_for_functions as wait_for_functions
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.thread_pool import ThreadPool
 from fedstack.foundations.after_fork import renew_after_fork

@@ -1,0 +1,54 @@
+"""Lets functions of C++ libraries return before the process ends.
+
+When a process ends, Python ends each daemon thread as soon as it needs the interpreter lock, by unwinding its stack. If
+that happens below a function of a C++ library such as PyTorch or XLA, the library aborts the whole process, which then
+has another exit status.
+"""
+
+import atexit
+import contextlib
+import logging
+import sys
+import threading
+import time
+from types import FrameType
+
+from fedstack.foundations.error_text import counted
+from fedstack.foundations.traceback_filter import is_of_user
+
+_logger = logging.getLogger(__name__)
+_LIBRARIES = ("torch", "jaxlib")
+_THREADS = "fedstack-leaf-"  # what the names of the threads of a `ThreadPool` begin with
+_MOST_SECONDS = 10.0
+_SILENT_SECONDS = 1.0
+_POLL_SECONDS = 0.01
+
+
+def _running() -> int:
+    """Returns the number of threads that run functions of users."""
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(_THREADS)}
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
+    return sum(thread in ours and _runs_function(frame) for thread, frame in frames.items())
+
+
+def _runs_function(frame: FrameType | None) -> bool:
+    while frame is not None and not is_of_user(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+@atexit.register
+def wait_for_functions() -> None:
+    """Waits until no function runs, if that can abort the process, for at most ten seconds. Ctrl-C ends the wait."""
+    if not any(library in sys.modules for library in _LIBRARIES):
+        return
+    begin, is_told = time.monotonic(), False
+    with contextlib.suppress(KeyboardInterrupt):
+        while (running := _running()) and (waited := time.monotonic() - begin) < _MOST_SECONDS:
+            if waited >= _SILENT_SECONDS and not is_told:
+                is_told = True
+                _logger.warning(
+                    "Waiting for %s of clients to return before the process ends, at most %g s; Ctrl-C ends it at once",
+                    *(counted(running, "function"), _MOST_SECONDS),
+                )
+            threading.Event().wait(_POLL_SECONDS)
