@@ -74,6 +74,32 @@ def test_states_of_clients_are_listed_with_their_sizes(tmp_path: Path, capsys) -
     assert re.search(r"  heads [\d.]+ \w+, memories [\d.]+ \w+ +none +no$", called(capsys, tmp_path)[1], re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({}, "the same 2 rounds; states compared: 1, 2"),
+        ({"bob": [1, 1, 2]}, "memories['bob']/own: an array float32[3], largest absolute difference 1; memories: 1 client of 2"),
+        ({"cem": [0, 0, 0]}, "memories: 1 client only in the second, such as 'cem'; memories: 1 client of 3 differ"),
+    ],
+)
+def test_states_of_clients_are_compared(tmp_path: Path, capsys, changed: dict[str, list[int]], text: str) -> None:
+    async def program(name: str, last: dict[str, list[int]]) -> None:
+        with Run(tmp_path / name, name="train.py") as run:
+            states = run.client_states("memories", like={"own": np.zeros(3, np.float32), "rounds": np.int32(0)})
+            await run.states.load_latest(0)
+            for number, some in ((1, {"ann": [1, 2, 3], "bob": [1, 1, 1]}), (2, last)):
+                new = [{"own": np.array(own, np.float32), "rounds": np.int32(1)} for own in some.values()]
+                states.update(list(some), new)
+                await run.states.save(number, number)
+
+    asyncio.run(program("a", {}))
+    asyncio.run(program("b", changed))
+    code, out, _ = called(capsys, tmp_path, "--compare", "a", "b")
+    assert code == bool(changed)
+    assert text in out
+    assert not changed or "version 2 is the first kept by both with another state: " in out
+
+
 def test_an_open_run_is_listed_with_its_process_and_is_not_disturbed(tmp_path: Path, capsys) -> None:
     with Run(tmp_path / "a", name="first") as run:
         code, out, _ = called(capsys, tmp_path)

@@ -51,17 +51,8 @@ class RecordLayout:
         tensors = list(_tensors(state_type, ""))
         if not tensors:
             raise InvalidValueError("Expected at least one value in the state of a client, found none; pass an example")
-        offsets, size, formats, fields = list[int](), 0, list[Any](), list[Sequence[Any]]()
-        for path, tensor in tensors:
-            dtype, shape = tensor.dtype.newbyteorder("<"), tuple(cast("Sequence[int]", tensor.shape or ()))
-            offsets.append(size)
-            formats.append((dtype, shape))
-            fields.append([path, dtype.name if dtype.kind == "V" else dtype.str, list(shape)])
-            needed = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            size += needed + -needed % _ALIGNMENT
-        names = [str(place) for place in range(len(formats))]
-        layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": max(size, _ALIGNMENT)}
-        return cls(state_type, np.dtype(layout), fields)
+        fields = [[path, _name_of(tensor.dtype), list(tensor.shape or ())] for path, tensor in tensors]
+        return cls(state_type, record_dtype(fields), fields)
 
     @property
     def is_small(self) -> bool:
@@ -113,6 +104,24 @@ class RecordLayout:
                 f"Expected states of clients with {_shown(self.fields)} in {place}, found {_shown(fields)}; pass an "
                 "example of what is stored as like, or choose another folder"
             )
+
+
+def record_dtype(fields: Sequence[Sequence[Any]]) -> "np.dtype[np.void]":
+    """Returns the dtype of a record, given the fields of its layout. Its own fields are named by their places."""
+    offsets, size, formats = list[int](), 0, list[Any]()
+    for _, name, shape in fields:
+        dtype: np.dtype[Any] = np.dtype(name)
+        offsets.append(size)
+        formats.append((dtype, tuple(shape)))
+        needed = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        size += needed + -needed % _ALIGNMENT
+    names = [str(place) for place in range(len(formats))]
+    layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": max(size, _ALIGNMENT)}
+    return np.dtype(layout)
+
+
+def _name_of(dtype: "np.dtype[Any]") -> str:
+    return dtype.name if dtype.kind == "V" else dtype.newbyteorder("<").str
 
 
 def _type_of(like: object) -> Type:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.data.client_seeds import ClientId
-from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.data.client_states.record_layout import RecordLayout, Records, record_dtype
 from fedstack.data.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
@@ -85,6 +85,7 @@ class FileShard:
       path: The path of the file.
       client_ids: See `StateShard`.
       digest: See `StateShard`.
+      fields: The layout of its records; see `RecordLayout`.
       size: The size of a record in bytes.
       crcs: The CRC-32 of each record.
       start: The position of the first record in the file.
@@ -93,6 +94,7 @@ class FileShard:
     path: Path
     client_ids: Sequence[ClientId]
     digest: int
+    fields: Sequence[Sequence[Any]]
     size: int
     crcs: Sequence[int]
     start: int
@@ -131,11 +133,15 @@ class FileShard:
         except OSError as error:
             raise cannot_write(path, error) from error
         start = len(head) + len(checks) + len(padding)
-        return cls(path, client_ids, zlib.crc32(checks), layout.dtype.itemsize, crcs, start)
+        return cls(path, client_ids, zlib.crc32(checks), layout.fields, layout.dtype.itemsize, crcs, start)
 
     @classmethod
-    def opened(cls, path: Path, layout: RecordLayout) -> "FileShard":
+    def opened(cls, path: Path, layout: RecordLayout | None) -> "FileShard":
         """Returns the shard that a file has.
+
+        Args:
+          path: The path of the file.
+          layout: The expected layout; `None` for any.
 
         Raises:
           FileNotFoundError: If the file does not exist.
@@ -143,14 +149,17 @@ class FileShard:
           ProgramStateError: If it is damaged, of another kind or of a newer format.
         """
         with _KIND.open(path) as (file, fields):
-            layout.check(fields["fields"], str(path))
+            if layout is not None:
+                layout.check(fields["fields"], str(path))
+            found: Sequence[Sequence[Any]] = fields["fields"] if layout is None else layout.fields
+            size = record_dtype(found).itemsize if layout is None else layout.dtype.itemsize
             ids = ids_from_json(fields["clients"])
             checks = file.read(4 * len(ids))
             start = file.tell() + -len(checks) % ALIGNMENT
-            if os.fstat(file.fileno()).st_size != start + layout.dtype.itemsize * len(ids):
+            if os.fstat(file.fileno()).st_size != start + size * len(ids):
                 raise _KIND.damaged(path, "its end")
         crcs = cast("list[int]", np.frombuffer(checks, "<u4").tolist())
-        return cls(path, ids, zlib.crc32(checks), layout.dtype.itemsize, crcs, start)
+        return cls(path, ids, zlib.crc32(checks), found, size, crcs, start)
 
     def sync(self) -> None:
         """Makes the content of the file survive a power failure, but not yet its name.

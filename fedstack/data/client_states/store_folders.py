@@ -249,8 +249,8 @@ def _ids_in(content: bytes, count: int) -> list[ClientId]:
     return list(found)
 
 
-def opened_shard(folder: Path, name: str, digest: int, layout: RecordLayout) -> FileShard:
-    """Returns a shard of a store by its name and digest.
+def opened_shard(folder: Path, name: str, digest: int, layout: RecordLayout | None = None) -> FileShard:
+    """Returns a shard of a store by its name and digest, with a layout of its records if that is known.
 
     Raises:
       InvalidValueError: If its records have another layout.
