@@ -1,7 +1,6 @@
 """Creates the server of `fedstack serve` from the options, and the line that announces the server."""
 
 import logging
-import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -117,6 +116,7 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
       click.UsageError: If the options conflict, or name files that cannot be read.
     """
     from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+    from fedstack.data.client_states.store_folders import folders_of, warn_of_missing_folders
     from fedstack.service.cluster.server import ServerConfig
     from fedstack.service.host.host import Host
 
@@ -128,7 +128,7 @@ def make_server(options: SimpleNamespace, task: "ClusterTask | None" = None) -> 
             "--clients or raise --max-clients"
         )
     _warn_of_missing_modules(CarrierPolicy(options.allow_module).missing_modules)
-    _warn_of_missing_folders(options.client_states)
+    warn_of_missing_folders(folders_of(options.client_states), "--client-states")
     try:
         listens = listens_at(options, task)
         config = ServerConfig(
@@ -222,16 +222,6 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
             if all(map(str.isidentifier, module.split(".")))
             else "separate modules by commas and do not use patterns; a module includes all its submodules",
         )
-
-
-def _warn_of_missing_folders(folders: Sequence[str]) -> None:
-    for folder in folders:
-        if not os.path.isdir(folder):
-            _logger.warning(
-                "Expected the folders in --client-states to exist on this machine, found no folder at %s; correct the "
-                "path, or create or mount the folder: until then, states of clients are sent to this worker",
-                folder,
-            )
 
 
 def _client_credentials(options: SimpleNamespace) -> "ClientCredentials | None":

@@ -78,7 +78,10 @@ def test_states_of_clients_are_listed_with_their_sizes(tmp_path: Path, capsys) -
     ("changed", "text"),
     [
         ({}, "the same 2 rounds; states compared: 1, 2"),
-        ({"bob": [1, 1, 2]}, "memories['bob']/own: an array float32[3], largest absolute difference 1; memories: 1 client of 2"),
+        (
+            {"bob": [1, 1, 2]},
+            "memories['bob']/own: an array float32[3], largest absolute difference 1; memories: 1 client of 2",
+        ),
         ({"cem": [0, 0, 0]}, "memories: 1 client only in the second, such as 'cem'; memories: 1 client of 3 differ"),
     ],
 )

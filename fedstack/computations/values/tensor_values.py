@@ -26,6 +26,8 @@ _MAX_RANK = 64
 _PYTHON_KINDS: dict[type, str] = {bool: "b", int: "i", float: "f", complex: "c", str: "S", bytes: "S"}
 
 _INTEGER_TYPES = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+# The advice for a result of a function that is `None`.
+NO_RETURN = "a function without a return statement returns None"
 _INTEGERS = {kind: range(int(np.iinfo(kind).min), int(np.iinfo(kind).max) + 1) for kind in _INTEGER_TYPES}
 
 _IGNORING = contextvars.Context()  # NumPy keeps its error settings in a context variable
@@ -145,7 +147,7 @@ def all_read_only(arrays: Sequence[np.ndarray]) -> list[object]:
 
 def _advice(value: object) -> str:
     if value is None:
-        return "a function without a return statement returns None"
+        return NO_RETURN
     if isinstance(value, (str, bytes)):
         return "convert the text to a number first"
     return ""

@@ -7,6 +7,7 @@ operator of the worker has named, and no older copy of its own.
 
 import contextlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -30,6 +31,7 @@ from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text
 from fedstack.foundations.value_text import describe
 
+_logger = logging.getLogger(__name__)
 _ID_FILE = ".store"
 _ID = re.compile(rb"[0-9a-f]{32}\n")
 # Stores are the folders that are named, and folders in them up to this depth.
@@ -232,6 +234,23 @@ def folders_of(folders: "str | os.PathLike[str] | Iterable[str | os.PathLike[str
         if not isinstance(cast(object, folder), (str, os.PathLike)) or not os.fspath(folder):
             raise InvalidValueError(f"Expected client_states to contain paths of folders, found {describe(folder)}")
     return tuple(Path(folder).absolute() for folder in found)
+
+
+def warn_of_missing_folders(folders: Iterable[Path], name: str) -> None:
+    """Warns of folders that do not exist.
+
+    Args:
+      folders: The folders.
+      name: The name of the argument or option that names them.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            _logger.warning(
+                "Expected the folders in %s to exist on this machine, found no folder at %s; correct the path, or "
+                "create or mount the folder: until then, states of clients are sent to workers",
+                name,
+                folder,
+            )
 
 
 def _ids_in(content: bytes, count: int) -> list[ClientId]:

@@ -156,7 +156,8 @@ class ClientStates(SavedClientStates, StagedReleases):
           InvalidValueError: If there is another number of states, or a client is listed twice.
           TypeMismatchError: If a state is not like the first one.
           ContextError: If a call of a program that updates the states runs.
-          ProgramStateError: If the states cannot be written. Then no client has a new state.
+          ProgramStateError: If the states cannot be written, or if there are versions of the program's state, and none
+            has been loaded. Then no client has a new state.
         """
         if self._call is not None and not self._call.done():
             raise ContextError(
@@ -164,6 +165,7 @@ class ClientStates(SavedClientStates, StagedReleases):
                 "its result first"
             )
         self._call = None
+        self._check_has_begun()
         self.apply(client_ids, states)
 
     def apply(self, client_ids: Sequence[ClientId], states: Sequence[object]) -> int:
@@ -239,6 +241,10 @@ class ClientStates(SavedClientStates, StagedReleases):
         with self._lock:
             self._writing[call] = name
         return ResultStore(self._store.share, self.state_type, ids_as_json(client_ids), name), self._path
+
+    def _check_has_begun(self) -> None:
+        if self._manager is not None:
+            self._manager.check_has_begun()
 
     def _held(self) -> tuple[ShardIndex, object]:
         with self._lock:

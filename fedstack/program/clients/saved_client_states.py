@@ -52,6 +52,7 @@ class SavedClientStates:
     @property
     def client_ids(self) -> list[ClientId]:
         """The sorted ids of the clients whose states have been updated."""
+        self._check_has_begun()
         return sorted(self._index.client_ids, key=lambda one: (type(one).__name__, one))
 
     def select(self, client_ids: Sequence[ClientId]) -> "list[ClientState]":
@@ -62,7 +63,9 @@ class SavedClientStates:
 
         Raises:
           TypeMismatchError: If an id is of another type.
+          ProgramStateError: If there are versions of the program's state, and none has been loaded.
         """
+        self._check_has_begun()
         return [ClientState(self, client) for client in checked_ids(client_ids)]
 
     def get(self, client_id: ClientId) -> object:
@@ -70,8 +73,10 @@ class SavedClientStates:
 
         Raises:
           TypeMismatchError: If the id is of another type.
-          ProgramStateError: If the state cannot be read, or is damaged.
+          ProgramStateError: If the state cannot be read, or is damaged, or if there are versions of the program's
+            state, and none has been loaded.
         """
+        self._check_has_begun()
         return to_result(self.column(checked_ids([client_id])).items()[0], self.state_type)
 
     def column(self, client_ids: Sequence[ClientId]) -> Column:
@@ -86,6 +91,9 @@ class SavedClientStates:
             else:
                 records[some] = shard.read(rows)
         return self._layout.column(records)
+
+    def _check_has_begun(self) -> None:
+        """Checks that the states are those of a version; those of a version that is saved always are."""
 
     def _held(self) -> tuple[ShardIndex, object]:
         """Returns the records as they are now, and what keeps their shards in the store."""

@@ -197,6 +197,18 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             raise ProgramStateNotFoundError(version)
         return (await in_thread(lambda: self._releases_of(version))).get(name)
 
+    def check_has_begun(self) -> None:
+        """Checks that a version was loaded or saved, unless there is none; for what goes on from a version.
+
+        Raises:
+          ProgramStateError: If not.
+        """
+        if self._version is None and (versions := self._versions()):
+            raise ProgramStateError(
+                f"Expected a version of the program's state to be loaded before its states of clients are used, found "
+                f"version {versions[-1]} in {self._folder}, which was not; call load_latest first"
+            )
+
     def acquire(self) -> None:
         """Takes the lock of the folder, which the first use of the manager takes otherwise. Idempotent.
 

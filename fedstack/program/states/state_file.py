@@ -107,8 +107,14 @@ def _add(parts: _Parts, name: str, value: object) -> None:
     else:
         raise InvalidValueError(
             f"Expected numbers, strings, arrays and objects with to_bytes and from_bytes in a program's state, found "
-            f"{describe(value)} at {name or 'the top'}; convert it, or make its class a federated_language.Serializable"
+            f"{describe(value)} at {name or 'the top'}; {_advice(value)}"
         )
+
+
+def _advice(value: object) -> str:
+    if hasattr(value, "__array__"):
+        return "pass its array, as in np.asarray(value)"
+    return "convert it, or make its class a federated_language.Serializable"
 
 
 def _add_strings(parts: _Parts, name: str, array: "NDArray[Any]") -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from fedstack.data.client_states.store_folders import folders_of, warn_of_missing_folders
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.leaf_threads import CORES
@@ -130,13 +131,13 @@ class WorkerPool(ClosesOnExit):
 def local_worker_pool(
     n: int,
     *,
-    modules: Sequence[str] = ("*",),
+    modules: str | Sequence[str] = ("*",),
     options: Sequence[str] = (),
     environment: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
     startup_seconds: float = 60.0,
     respawn: bool = True,
-    data_services: Sequence[str] = (),
-    client_states: Sequence["str | os.PathLike[str]"] = (),
+    data_services: str | Sequence[str] = (),
+    client_states: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]" = (),
 ) -> WorkerPool:
     """Starts worker processes, and returns when clients can dial all of them.
 
@@ -160,8 +161,8 @@ def local_worker_pool(
         so that they do not travel with the clients.
 
     Raises:
-      InvalidValueError: If the number of workers is 0 or too large for this machine, or `environment` is a list of
-        another length, or has other values than strings.
+      InvalidValueError: If the number of workers is 0 or too large for this machine, `environment` is a list of
+        another length, or has other values than strings, or another argument is not a list of strings.
       WorkerUnavailableError: If a worker does not start; the message contains the end of the worker's output.
     """
     n = check_whole_number("a number of workers", n, 1)
@@ -170,6 +171,13 @@ def local_worker_pool(
             f"Expected at most {_most_workers()} workers for the {CORES} cores of this machine, found {n}; start fewer "
             "workers, usually one per core"
         )
+    if isinstance(options, str):
+        raise InvalidValueError(
+            f"Expected options as a list of words, found the string {options!r}; write {options.split()!r}"
+        )
+    modules, data_services = _words("modules", modules), _words("data_services", data_services)
+    folders = folders_of(client_states)
+    warn_of_missing_folders(folders, "client_states")
     folder = Path(tempfile.mkdtemp(prefix="fedstack-"))
     token = secrets.token_urlsafe(32)
     restarts = Restarts(n) if check_bool("respawn", respawn) else None
@@ -179,7 +187,7 @@ def local_worker_pool(
         command = [sys.executable, "-m", "fedstack.command_line.pool_worker", str(folder)]
         command += ["--allow-python-code", "--allow-module", ",".join(modules), *options]
         command += [part for address in data_services for part in ("--data-service", address)]
-        command += [part for states in client_states for part in ("--client-states", os.fspath(states))]
+        command += [part for states in folders for part in ("--client-states", str(states))]
         for number in range(n):
             process = ProcessOptions(
                 command=command,
@@ -204,6 +212,13 @@ def local_worker_pool(
 def _most_workers() -> int:
     """Returns the maximum number of workers. More processes would only compete for cores and memory."""
     return max(_MOST_WORKERS, _MOST_WORKERS_PER_CORE * CORES)
+
+
+def _words(name: str, words: str | Sequence[str]) -> Sequence[str]:
+    found = [words] if isinstance(words, str) else words
+    if not isinstance(cast(object, found), Sequence) or not all(isinstance(cast(object, one), str) for one in found):
+        raise InvalidValueError(f"Expected {name} as a list of strings, found {describe(words)}; write them in a list")
+    return found
 
 
 def _listen_options(folder: Path, number: int) -> list[str]:

@@ -131,7 +131,9 @@ def test_states_are_members_of_what_clients_have() -> None:
 def test_saved_states_come_back_with_the_state_of_the_program(tmp_path: Path) -> None:
     saved(tmp_path, 4)
     manager, states = in_folder(tmp_path)
-    assert found(states) == expected(0), "nothing is loaded yet"
+    for use in (found, lambda states: states.select(["client 0"]), lambda states: states.client_ids):
+        with pytest.raises(ProgramStateError, match=r"found version 4 in .*, which was not; call load_latest first"):
+            use(states)
     assert asyncio.run(manager.load_latest(0)) == (4, 4)
     assert found(states) == expected(4)
 
@@ -267,7 +269,8 @@ def test_states_that_are_opened_after_the_load_have_what_was_saved(tmp_path: Pat
 def test_a_save_without_a_load_does_not_lose_states(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     manager, states = in_folder(tmp_path)
-    states.update(["client 0"], [FIRST])
+    with pytest.raises(ProgramStateError, match="call load_latest first"):
+        states.update(["client 0"], [FIRST])
     with pytest.raises(ProgramStateError, match="call load_latest first"):
         asyncio.run(manager.save(0, 4))
 

@@ -146,6 +146,31 @@ def test_environments_are_as_many_as_workers(monkeypatch: pytest.MonkeyPatch) ->
             local_worker_pool(1, environment=environment)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"options": "--threads 1"}, r"found the string '--threads 1'; write \['--threads', '1'\]"),
+        ({"modules": 5}, "Expected modules as a list of strings, found int 5; write them in a list"),
+        ({"data_services": [None]}, "Expected data_services as a list of strings"),
+        ({"client_states": [7]}, "Expected client_states to contain paths of folders, found int 7"),
+    ],
+)
+def test_arguments_that_are_no_lists_of_strings_are_refused(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(errors.InvalidValueError, match=match):
+        local_worker_pool(1, **arguments)
+
+
+def test_a_single_folder_need_not_be_in_a_list_and_a_missing_one_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = str(tmp_path / "runs")
+    with local_worker_pool(1, client_states=missing, modules="numpy") as pool:
+        assert "1 of them alive" in repr(pool)
+    assert (
+        f"Expected the folders in client_states to exist on this machine, found no folder at {missing}" in caplog.text
+    )
+
+
 def test_workers_import_what_this_process_can_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_here.py").write_text("def twice(value: int) -> int:\n    return 2 * value\n")
     monkeypatch.syspath_prepend(tmp_path)
