@@ -137,6 +137,7 @@ matrix-%: .venv-%/.installed-test | .venv/.installed-dev
 		-m "not slow and not long and not soak" $(JAX_CORE_TESTS))
 
 docs: .venv/.installed-dev ## build the site of the documentation into build/site
+	rm -rf build/site
 	$(BIN)/sphinx-build --quiet --jobs 2 --fail-on-warning --keep-going --conf-dir docs \
 		--doctree-dir build/doctrees . build/site
 

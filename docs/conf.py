@@ -21,7 +21,7 @@ from fedstack._version import __version__  # noqa: E402
 
 project = "fedstack"
 version = release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = [
     "*.md",
@@ -80,9 +80,15 @@ def add_recipes(app: Sphinx, name: str, source: list[str]) -> None:
     """Appends its script to the page of a recipe, and the pages of all recipes to the sidebar below the gallery."""
     folder, _, recipe = name.rpartition("/")
     if name == "docs/gallery":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\ngallery/*\n```\n"
+        pages = "\n".join(dict.fromkeys(re.findall(r"\((gallery/\w+)\.md\)", source[0])))
+        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
     elif folder == "docs/gallery":
         source[0] += f"\n```{{literalinclude}} ../../examples/recipes/{recipe}.py\n:language: python\n```\n"
+
+
+def leave_out_of_search(app: Sphinx, env: BuildEnvironment) -> None:
+    """Leaves pages out of the search that name everything in a line, before the pages that explain it."""
+    env.metadata["CHANGELOG"]["nosearch"] = True
 
 
 def as_restructured_text(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
@@ -107,5 +113,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", add_navigation)
     app.connect("source-read", add_recipes)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon
+    app.connect("env-updated", leave_out_of_search)
     app.connect("env-check-consistency", check_public_names)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
