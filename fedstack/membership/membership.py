@@ -19,6 +19,9 @@ from fedstack.membership.waits import GiveUp, LookFor, Pause, Use, Wait, closed_
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 
 _logger = logging.getLogger(__name__)
+# For how long a member is away before the log tells of it.
+_TELL_SECONDS = 4.0
+_SLACK_SECONDS = 0.01
 
 
 class Membership(Generic[M]):
@@ -48,7 +51,8 @@ class Membership(Generic[M]):
         self._turns = asyncio.Lock()
         self._last_turn = -math.inf
         self._has_announced = False
-        self._begun, self._connect_seconds = self._members.clock(), connect_seconds
+        self._begun = self._members.clock()
+        self._tell_seconds = min(connect_seconds, _TELL_SECONDS)
         self._lost_at: dict[M, float] = {}
         self._missed: set[M] = set()  # the members of whose absence the log tells
         self._closed = False
@@ -177,12 +181,7 @@ class Membership(Generic[M]):
     async def _ready(self) -> list[M]:
         while True:
             members = await self._found()
-            now = self._members.clock()
-            for member in self.members:
-                # A worker may still be starting; and when one is lost, a warning names the clients that run again.
-                since = self._lost_at.get(member, self._begun)
-                if member.state is MemberState.AWAY and now - since >= self._connect_seconds:
-                    self._miss(member)
+            self._tell_of_missing()
             if not self._members.gap():
                 return members
             async with self._turns:  # callers proceed in the order of their calls
@@ -256,8 +255,13 @@ class Membership(Generic[M]):
             elif change.after is MemberState.WRONG and len(self.members) > 1:  # a sole member's error is raised
                 _logger.warning("Continuing without the worker at %s: %s", change.member.address, change.cause)
                 self._missed.add(change.member)
-            elif change.after is MemberState.AWAY and loss_in(change) is not None:
-                self._lost_at[change.member] = self._members.clock()
+            elif change.after is MemberState.AWAY:
+                if loss_in(change) is not None:
+                    self._lost_at[change.member] = self._members.clock()
+                # A call that runs may take long.
+                asyncio.get_running_loop().call_later(
+                    self._tell_seconds + _SLACK_SECONDS, self._tell_of_missing, context=contextvars.Context()
+                )
             if change.after in (MemberState.READY, MemberState.REMOVED):
                 self._missed.discard(change.member)
                 self._lost_at.pop(change.member, None)
@@ -267,12 +271,23 @@ class Membership(Generic[M]):
         if changes:
             self._wake()
 
+    def _tell_of_missing(self) -> None:
+        """Tells of members that have been away for a while, if there are others."""
+        if self._closed or not self._members.ready:
+            return
+        now = self._members.clock()
+        for member in self.members:
+            # A worker may still be starting; and when one is lost, a warning names the clients that run again.
+            since = self._lost_at.get(member, self._begun)
+            if member.state is MemberState.AWAY and now - since >= self._tell_seconds:
+                self._miss(member)
+
     def _miss(self, member: M) -> None:
         """Logs that a member cannot be reached, once for each time that it is away."""
         if member not in self._missed and not member.supervised:  # a supervisor logs the loss itself
             self._missed.add(member)
             why = "it does not answer" if member.cause is None else member.line_of(member.cause)
-            _logger.warning("Continuing without the worker at %s: %s", member.address, why)
+            _logger.warning("Continuing without the worker at %s until it answers: %s", member.address, why)
 
     def _wake(self) -> None:
         for waiter in self._waiters:

@@ -25,7 +25,7 @@ from fedstack.errors import ClosedError, NoWorkersError, ResourceLimitError, Wor
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote.workers import Worker
-from fedstack.membership import reaching, waits
+from fedstack.membership import membership, reaching, waits
 from fedstack.membership.member import MemberState
 from fedstack.membership.membership import Membership
 from fedstack.membership.membership_observer import MembershipObserver
@@ -456,13 +456,24 @@ async def test_a_worker_that_goes_is_missed_once_and_one_that_is_back_is_told(
             assert len(await driver.ready()) == 2
         told = [record.getMessage() for record in caplog.records]
         assert len(told) == 1
-        assert told[0].startswith(f"Continuing without the worker at {target}: ")
+        assert told[0].startswith(f"Continuing without the worker at {target} until it answers: ")
         with serving(int(target.rpartition(":")[2])):
             await_until(lambda: lost.is_ready and len(caplog.records) == 2, WALL)
         assert caplog.records[1].getMessage() == f"The worker at {target} is ready"
         assert caplog.records[1].levelname == "INFO"
     finally:
         driver.close()
+
+
+async def test_a_worker_that_is_away_is_missed_while_a_call_runs(
+    targets: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as third:
+        nobody = third.target
+    monkeypatch.setattr(membership, "_TELL_SECONDS", 0.2)
+    with driver_over(targets[0], nobody) as driver:
+        await driver.ready()
+        await_until(lambda: f"Continuing without the worker at {nobody} until it answers: " in caplog.text, WALL)
 
 
 async def test_a_worker_that_never_came_is_missed_once_there_was_time_to_start_it(
@@ -481,4 +492,4 @@ async def test_a_worker_that_never_came_is_missed_once_there_was_time_to_start_i
         for _ in range(2):
             await driver.ready()
         (record,) = caplog.records
-        assert record.getMessage().startswith(f"Continuing without the worker at {nobody}: ")
+        assert record.getMessage().startswith(f"Continuing without the worker at {nobody} until it answers: ")
