@@ -18,11 +18,14 @@ from fedstack.computations.types.type_structure import exact_bytes, fields_of, l
 from fedstack.computations.values.columns import Column, ConstantColumn, concatenate, empty_column
 from fedstack.computations.values.tensor_values import read_only
 
-# To call a function for several clients at once saves a few tenths of a millisecond.
+# To call a function for several clients at once saves a few tenths of a millisecond. Memory for more clients than there
+# are in a block costs more: it is filled with zeros.
 _MOST_CLIENTS = 16
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 8 << 20
 # Memory for clients of the same length is often used for few of them, and to allocate more costs more than a call.
 _SEQUENCE_BYTES = 2 << 20
+# After so many bytes of sequences have been read, their clients run.
+_READ_BYTES = 16 << 20
 
 
 def clients_at_once(parameter: Type, result: Type) -> int:
@@ -214,7 +217,7 @@ class LoopedSequences(LoopedLeaf):
                 first = first_client()
                 raise_leaf_error(error, self.name, None if first is None else first + len(found))
             read += self._bytes([one.steps for one in found[-1]])
-            if read > _MOST_BYTES:
+            if read > _READ_BYTES:
                 break
         return found
 
