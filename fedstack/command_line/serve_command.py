@@ -53,6 +53,7 @@ def run(context: click.Context, **_: Any) -> int:
 
 
 def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO) -> int:
+    from fedstack.executors.concurrency.exit_wait import end_at_once
     from fedstack.service.host.server_thread import ServerThread
 
     requests = ShutdownRequests()
@@ -75,8 +76,12 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
             print(line, file=waiting, flush=True)
             who = requests.wait()
             _logger.info("Stop requested by %s", who)
-            with _telling_of_calls(server, options.grace_seconds):
-                thread.stop(0.0 if who == PARENT_GONE else None)
+            end_at_once()
+            if who == PARENT_GONE:
+                thread.stop(0.0)
+            else:
+                with _telling_of_calls(server, options.grace_seconds):
+                    thread.stop()
     return SUCCESS
 
 

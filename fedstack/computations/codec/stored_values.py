@@ -48,7 +48,7 @@ class StoreFolders(Protocol):
           values: The values.
 
         Raises:
-          FedstackError: If they cannot be written. Then there are no files.
+          FedstackError: If they cannot be written. The owner of the store removes files that are left.
         """
         ...
 

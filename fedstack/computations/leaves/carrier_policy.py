@@ -148,6 +148,8 @@ class CarrierPolicy:
 
 def _is_installed(module: str) -> bool:
     """Returns whether a module can be found. The module is not imported, since that would run its code."""
+    if module in sys.modules:  # some have no place of their own, such as `os.path`
+        return True
     path: Sequence[str] | None = None
     names = module.split(".")
     for depth in range(len(names)):

@@ -39,6 +39,8 @@ _logger = logging.getLogger(__name__)
 # If this many functions with the same code have been decorated, a loop is probably decorating them.
 _MANY = 200
 _PYTORCH = "torch"
+# As many calls of a function may begin before the first of them has imported a module.
+_FIRST_CALLS = 64
 
 
 @attrs.frozen(eq=False)
@@ -162,15 +164,20 @@ def _bound(function: Callable[..., object], parameter: Type | None) -> Convert:
     """Returns what `bind` returns, for functions that may modify read-only arrays, too.
 
     PyTorch has no read-only tensors: `torch.from_numpy` and `torch.as_tensor` share the memory of an argument, and an
-    optimizer would change it for all clients. Where PyTorch is in use, functions get copies of arrays.
+    optimizer would change it for all clients. Where PyTorch is in use, functions get copies of arrays, and so do the
+    first calls of a function, which may import it.
     """
     plain, copying = bind(function, parameter), bind(function, parameter, tensor=_copy)
     if parameter is None or argument_converter(parameter, tensor=_copy) is None:
         return plain
-    if _PYTORCH in getattr(getattr(function, "__code__", None), "co_names", ()):
-        return copying
-    modules = sys.modules
-    return lambda payload: copying(payload) if _PYTORCH in modules else plain(payload)
+    modules, first = sys.modules, itertools.repeat(True, _FIRST_CALLS)  # several threads draw from it
+
+    def call(payload: object) -> object:
+        if _PYTORCH in modules or next(first, False):
+            return copying(payload)
+        return plain(payload)
+
+    return call
 
 
 def _copy(value: object) -> object:

@@ -251,7 +251,7 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
             mismatch(f"{counted(len(fields), 'member')} of {struct}", f"{len(members)}", path, advice)
         return members
     advice = _advice_on_arguments(struct, path) or "pass a dictionary, a tuple or a list"
-    advice = NO_RETURN if value is None else advice
+    advice = NO_RETURN if value is None and path.startswith("the result") else advice
     if is_data_frame(value):
         names = "column_names" if hasattr(value, "column_names") else "columns"  # Arrow tables have `column_names`
         advice = f"pass {{c: df[c].to_numpy() for c in df.{names}}}, or split the rows of all clients with "

@@ -20,6 +20,7 @@ from fedstack.foundations.value_text import describe
 # Records and rows start at multiples of this number of bytes.
 _ALIGNMENT = 8
 _LARGE_BYTES = 1 << 16
+_MOST_RECORD_BYTES = (1 << 31) - _ALIGNMENT  # of a dtype of NumPy
 # The bytes of a record per client, of shape [clients, bytes of a record]. NumPy would not copy bytes between fields.
 Records: TypeAlias = "NDArray[np.uint8]"
 # Returns the records of the clients from a start to a stop (exclusive).
@@ -115,6 +116,10 @@ def record_dtype(fields: Sequence[Sequence[Any]]) -> "np.dtype[np.void]":
         formats.append((dtype, tuple(shape)))
         needed = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         size += needed + -needed % _ALIGNMENT
+    if size > _MOST_RECORD_BYTES:
+        raise InvalidValueError(
+            f"Expected at most {_MOST_RECORD_BYTES} bytes in the state of a client, found {size}; keep smaller states"
+        )
     names = [str(place) for place in range(len(formats))]
     layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": max(size, _ALIGNMENT)}
     return np.dtype(layout)

@@ -7,12 +7,14 @@ has another exit status.
 
 import atexit
 import contextlib
+import itertools
 import logging
 import sys
 import threading
-import time
 from types import FrameType
 
+from fedstack.executors.concurrency.thread_pool import open_pools
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import is_of_user
 
@@ -28,7 +30,10 @@ def _running() -> int:
     """Returns the number of threads that run functions of users."""
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(_THREADS)}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
-    return sum(thread in ours and _runs_function(frame) for thread, frame in frames.items())
+    try:
+        return sum(thread in ours and _runs_function(frame) for thread, frame in frames.items())
+    finally:
+        del frames  # breaks a reference cycle: this frame is among them
 
 
 def _runs_function(frame: FrameType | None) -> bool:
@@ -42,13 +47,22 @@ def wait_for_functions() -> None:
     """Waits until no function runs, if that can abort the process, for at most ten seconds. Ctrl-C ends the wait."""
     if not any(library in sys.modules for library in _LIBRARIES):
         return
-    begin, is_told = time.monotonic(), False
+    for pool in open_pools():
+        pool.drop_jobs()
+    silent, is_told = Deadline(_SILENT_SECONDS), False
     with contextlib.suppress(KeyboardInterrupt):
-        while (running := _running()) and (waited := time.monotonic() - begin) < _MOST_SECONDS:
-            if waited >= _SILENT_SECONDS and not is_told:
+        for _ in Deadline(_MOST_SECONDS).attempts_blocking(itertools.repeat(_POLL_SECONDS)):
+            running = _running()
+            if not running:
+                return
+            if silent.is_over and not is_told:
                 is_told = True
                 _logger.warning(
                     "Waiting for %s of clients to return before the process ends, at most %g s; Ctrl-C ends it at once",
                     *(counted(running, "function"), _MOST_SECONDS),
                 )
-            threading.Event().wait(_POLL_SECONDS)
+
+
+def end_at_once() -> None:
+    """Lets this process end without the wait, for servers, which have waited before."""
+    atexit.unregister(wait_for_functions)

@@ -7,75 +7,19 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Generic, TypeVar
+from collections import Counter
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 from fedstack.errors import ClosedError, ResourceLimitError
 from fedstack.executors.concurrency.jobs import Job, Seat
+from fedstack.executors.concurrency.turn_queue import TurnQueue
 from fedstack.foundations.after_fork import is_renewed, renew_after_fork
 from fedstack.observe.events import WorkCancelled
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.daemon_threads import start_daemon
 
 _T = TypeVar("_T")
-
-
-class TurnQueue(Generic[_T]):
-    """A queue that serves the owners of its items in turn, and each owner's items in the order of arrival."""
-
-    def __init__(self) -> None:
-        self._items: OrderedDict[str, deque[_T]] = OrderedDict()
-        self._size = 0
-
-    def append(self, item: _T, owner: str) -> None:
-        """Adds an item after the other items of its owner."""
-        self._items.setdefault(owner, deque()).append(item)
-        self._size += 1
-
-    @property
-    def owners(self) -> Iterator[str]:
-        """The owners of items, in the order in which they are served."""
-        return iter(self._items)
-
-    def popleft(self, owner: str | None = None) -> _T:
-        """Removes and returns the first item of an owner, by default of the first owner."""
-        owner = next(self.owners) if owner is None else owner
-        items = self._items[owner]
-        item = items.popleft()
-        self._size -= 1
-        if items:
-            self._items.move_to_end(owner)
-        else:
-            del self._items[owner]
-        return item
-
-    def remove(self, item: _T) -> None:
-        """Removes an item if the queue contains it."""
-        for owner, items in self._items.items():
-            if item in items:
-                items.remove(item)
-                self._size -= 1
-                if not items:
-                    del self._items[owner]
-                return
-
-    def take_all(self) -> list[_T]:
-        """Removes and returns all items."""
-        found = list(self)
-        self._items.clear()
-        self._size = 0
-        return found
-
-    def __iter__(self) -> Iterator[_T]:
-        for items in self._items.values():
-            yield from items
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __repr__(self) -> str:
-        return f"<TurnQueue of {self._size} items of {len(self._items)} owners>"
 
 
 class _Serving(threading.local):
@@ -378,6 +322,11 @@ class ThreadPool:
         """
         is_beyond = self.threads - self._replaced > self._max_threads
         return is_beyond and (self._for_others > 0 or self.threads - 1 > self._away)
+
+    def drop_jobs(self) -> None:
+        """Drops all jobs that no thread runs yet, because the process ends."""
+        with self._lock:
+            self._jobs.take_all()
 
     def close(self) -> None:
         """Stops idle threads immediately, and busy threads after their work."""

@@ -117,7 +117,6 @@ class RemoteSession(abc.ABC):
       lost: The reason why the session is no longer usable; empty while it is usable.
       lease_seconds: The number of seconds after which the lease expires without renewal; `None` for a session without a
         lease.
-      stores: The ids of stores of clients' states that the peer is known to have.
       forget: Queues the id of a value that is no longer referenced, so that the peer releases the value.
       take_forgotten: Returns some of the queued ids, which the caller must send to the peer.
     """
@@ -134,7 +133,6 @@ class RemoteSession(abc.ABC):
         self.carriers = carriers
         self.lost = ""
         self.lease_seconds = lease_seconds
-        self.stores: set[str] = set()
         self.forget: Callable[[str], None] = lambda value: None
         self.take_forgotten: Callable[[], Sequence[str]] = lambda: ()
 
@@ -168,13 +166,12 @@ class RemoteSession(abc.ABC):
         return None
 
     async def stores_among(self, ids: Iterable[str]) -> Set[str]:
-        """Returns the ids of those stores of clients' states that the peer has, too."""
+        """Returns the ids of those stores of clients' states that the peer has, too. It may get and lose some."""
         asked = set(ids)
-        new = asked - self.stores
-        if new:  # a store may be created at any time, so that another answer is asked for again
-            request = extended.FindStoresRequest(id=sorted(new))
-            self.stores |= new.intersection((await self.stub.io.run(self.stub.find_stores(request))).id)
-        return asked & self.stores
+        if not asked:
+            return asked
+        request = extended.FindStoresRequest(id=sorted(asked))
+        return asked.intersection((await self.stub.io.run(self.stub.find_stores(request))).id)
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
         """Computes values on the peer, where the results stay.

@@ -11,7 +11,7 @@ The work of a phase, a closure or a method is a coroutine, which runs in one of 
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Generic, TypeVar
 
 from fedstack.errors import DeadlineExceededError
@@ -75,7 +75,9 @@ class Work(Generic[_T]):
             await self._end(error)
             raise
 
-    async def beats(self, progress: ProgressCounts, between: float, seconds: float = 0.0) -> AsyncIterator[Heartbeat]:
+    async def beats(
+        self, progress: ProgressCounts, between: float, seconds: float = 0.0
+    ) -> AsyncGenerator[Heartbeat, None]:
         """Yields heartbeats until the work is done, and stops the work if the consumer stops iterating.
 
         Work that runs as a task is stopped by cancelling the task. A function that has not started does not run; a

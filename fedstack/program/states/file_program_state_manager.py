@@ -89,6 +89,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._kept: dict[int, Mapping[str, object]] = {}
         # The version that was loaded or saved last; 0 if there was none to load.
         self._version: int | None = None
+        self._has_begun = False  # also while the first version is being written
         # Damaged versions, which may be saved again.
         self._passed_over: set[int] = set()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
@@ -131,7 +132,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             for one in self._releases:
                 if one.continues:
                     await in_thread(partial(one.restore, saved.releases.get(one.name)))
-            self._version = version
+            self._version, self._has_begun = version, True
         return state
 
     async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
@@ -203,7 +204,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         Raises:
           ProgramStateError: If not.
         """
-        if self._version is None and (versions := self._versions()):
+        if not self._has_begun and (versions := self._versions()) and not self._has_begun:
             raise ProgramStateError(
                 f"Expected a version of the program's state to be loaded before its states of clients are used, found "
                 f"version {versions[-1]} in {self._folder}, which was not; call load_latest first"
@@ -252,6 +253,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                     f"Expected a version to be loaded before the first save, found versions in {self._folder} whose "
                     "states of clients would be lost; call load_latest first, or choose another folder"
                 )
+            self._has_begun = True
             write_state(path, values, releases)
             self._kept[version], self._version = releases, version
             self._passed_over.discard(version)
@@ -263,7 +265,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
             one.restore(staged.get(one.name))
-        self._version = version
+        self._version, self._has_begun = version, True
         # The process may have been killed before it removed what is old. Damaged versions after this one are for users.
         if version == max(self._versions(), default=0):
             self._remove_old()

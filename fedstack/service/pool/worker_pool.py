@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +30,7 @@ _MOST_WORKERS_PER_CORE = 8
 _MAX_FOLDER_BYTES = 90
 # All workers together should use as many threads for linear algebra as the machine has cores, with any library.
 _THREAD_VARIABLES = (
+    "NPROC",  # of XLA, which runs independent operations of a function at the same time
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -214,11 +215,14 @@ def _most_workers() -> int:
     return max(_MOST_WORKERS, _MOST_WORKERS_PER_CORE * CORES)
 
 
-def _words(name: str, words: str | Sequence[str]) -> Sequence[str]:
-    found = [words] if isinstance(words, str) else words
-    if not isinstance(cast(object, found), Sequence) or not all(isinstance(cast(object, one), str) for one in found):
+def _words(name: str, words: str | Iterable[str]) -> Sequence[str]:
+    given = cast(object, words)
+    found = (
+        list(cast("Iterable[object]", given)) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    )
+    if not all(isinstance(one, str) for one in found):
         raise InvalidValueError(f"Expected {name} as a list of strings, found {describe(words)}; write them in a list")
-    return found
+    return cast("Sequence[str]", found)
 
 
 def _listen_options(folder: Path, number: int) -> list[str]:

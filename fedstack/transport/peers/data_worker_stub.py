@@ -10,10 +10,9 @@ from fedstack.proto.data_service_pb2 import (
     ReadRequest,
     ReadStatesRequest,
     WriteStatesRequest,
-    WriteStatesResponse,
 )
 from fedstack.proto.extensions_pb2 import FindStoresRequest, FindStoresResponse
-from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer, check_protocol, with_protocol
+from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer, with_protocol
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 
@@ -68,12 +67,13 @@ class DataWorkerStub(ServiceStub):
         async with self.download(f"/{DATA_WORKER}/ReadStates", request, HEARTBEAT_SECONDS) as incoming:
             yield incoming
 
-    async def write_states(self, request: WriteStatesRequest, records: Segment) -> WriteStatesResponse:
-        """Writes clients' states, whose records follow the request."""
+    @contextlib.asynccontextmanager
+    async def write_states(self, request: WriteStatesRequest, records: Segment) -> AsyncGenerator[Incoming, None]:
+        """Writes clients' states, whose records follow the request. The response is a `WriteStatesResponse`."""
         with_protocol(request)
-        response = await self.upload(f"/{DATA_WORKER}/WriteStates", request, [records], WriteStatesResponse)
-        check_protocol(response.protocol, response.version, self.address)
-        return response
+        path = f"/{DATA_WORKER}/WriteStates"
+        async with self.exchange(path, request, [records], HEARTBEAT_SECONDS) as incoming:
+            yield incoming
 
     @contextlib.asynccontextmanager
     async def _known(self, answer: Answer) -> AsyncGenerator[Incoming, None]:

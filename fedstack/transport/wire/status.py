@@ -15,7 +15,7 @@ their executors and values and retry after UNAVAILABLE and FAILED_PRECONDITION, 
 | `ClosedError`, `RetryLimitError` | ABORTED: the session still exists, and a new session would not help |
 | `AuthenticationError` | UNAUTHENTICATED |
 | `DeadlineExceededError` | DEADLINE_EXCEEDED |
-| `JournalError` | DATA_LOSS |
+| `JournalError`, `ProgramStateError` | DATA_LOSS |
 | `StatusError`, `RemoteError` | the code of the error |
 | all other errors | INTERNAL |
 """
@@ -121,6 +121,7 @@ _CODES: dict[type[Exception], Code] = {
     errors.ClosedError: Code.ABORTED,
     errors.RetryLimitError: Code.ABORTED,
     errors.JournalError: Code.DATA_LOSS,
+    errors.ProgramStateError: Code.DATA_LOSS,
     errors.WorkerUnavailableError: Code.UNAVAILABLE,
     errors.StaleSessionError: Code.FAILED_PRECONDITION,
     errors.ProtocolVersionError: Code.INVALID_ARGUMENT,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.thread_pool import TurnQueue
+from fedstack.executors.concurrency.turn_queue import TurnQueue
 
 WALL = 60
 

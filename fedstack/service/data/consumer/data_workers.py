@@ -10,7 +10,7 @@ from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, S
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.membership.reaching import WaitNotice, answered
-from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
+from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest, ListWorkersResponse
 from fedstack.service.data.reading.readers import Reader, reader_at
 from fedstack.service.host.listening import connect
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -142,6 +142,20 @@ class DataWorkers:
         """The known workers that are not lost."""
         return [worker for worker in self._addresses if worker not in self._lost]
 
+    async def known(self) -> Sequence[bytes]:
+        """Returns the usable workers of a list that is not old, without waiting for others.
+
+        Raises:
+          FedstackError: If no worker is known, and the dispatcher does not answer.
+        """
+        if self.io.time() >= self._fresh_until:
+            try:
+                await self._list(await self._stub.list_workers())
+            except LOSSES:
+                if not self._addresses:
+                    raise
+        return self.usable
+
     async def there(self) -> Sequence[bytes]:
         """Returns the usable workers; waits until at least one worker is usable.
 
@@ -173,13 +187,17 @@ class DataWorkers:
             if not self._addresses:
                 raise RemoteError(str(error), code="UNAVAILABLE") from None
         else:
-            self._addresses = {one.worker: one.address for one in response.worker}
-            self._lost.keep(self._addresses)
-            for worker in self._readers.keys() - self._addresses.keys():
-                await self._readers.pop(worker).close()
+            await self._list(response)
         finally:
             self._asking = None
             self._fresh_until = self.io.time() + (_FRESH_SECONDS if self._addresses else _PAUSE_SECONDS)
+
+    async def _list(self, response: ListWorkersResponse) -> None:
+        self._addresses = {one.worker: one.address for one in response.worker}
+        self._fresh_until = self.io.time() + (_FRESH_SECONDS if self._addresses else _PAUSE_SECONDS)
+        self._lost.keep(self._addresses)
+        for worker in self._readers.keys() - self._addresses.keys():
+            await self._readers.pop(worker).close()
 
     async def close(self) -> None:
         """Closes the connections. Idempotent."""

@@ -1,7 +1,8 @@
 """Reads and writes clients' states at the data workers of data services, for executors that do not have the folders.
 
 A store of states is at each data worker that has its folder. A large request is divided, and its parts are read from
-several of these workers. If one of them is lost, another one is used.
+several of these workers. If one of them is lost, another one is used. If none is left, the executor fails like one that
+is lost: its clients run again, and get their states from the program.
 """
 
 import asyncio
@@ -19,8 +20,16 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.data.client_states.record_layout import RecordLayout, Records
 from fedstack.data.client_states.store_folders import ClientStateFolders, stored_in
-from fedstack.errors import FedstackError, InvalidValueError, ProgramStateError, WorkerUnavailableError
+from fedstack.errors import (
+    CarrierError,
+    FedstackError,
+    InvalidValueError,
+    ProgramStateError,
+    ResourceLimitError,
+    WorkerUnavailableError,
+)
 from fedstack.executors.concurrency.coroutines import gather
+from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import name_text
@@ -33,14 +42,16 @@ from fedstack.transport.peers.io_loop import io_loop
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-# The maximum size of a part of a request in bytes, and how many parts travel at a time. Data workers accept 16 MiB.
+# The size of a part of a request in bytes, and how many parts travel at a time.
 _PART_BYTES = 4 << 20
 _PARTS_AT_ONCE = 8
-# How long to wait for data services when a store is searched, and how long a store that was not found stays unknown.
-_FIND_SECONDS = 3.0
+# How long data services are searched for a store, how long a store that was not found is not searched again, and for
+# how long parts of a call wait for a data worker that has it.
+_FIND_SECONDS = 1.0
 _UNKNOWN_SECONDS = 10.0
+_PATIENCE_SECONDS = 5.0
 _MOST_STORES = 1000
-_PAUSE_SECONDS = 0.1
+_PAUSE_SECONDS = 0.25
 
 # The address of a dispatcher, and the id of one of its data workers.
 _Holder: TypeAlias = tuple[str, bytes]
@@ -59,52 +70,89 @@ class ServiceStates:
     """
 
     def __init__(
-        self, reader: ReferenceReader, services: Sequence[str], folders: ClientStateFolders, patience: float = 60.0
+        self,
+        reader: ReferenceReader,
+        services: Sequence[str],
+        folders: ClientStateFolders,
+        patience: float = _PATIENCE_SECONDS,
     ) -> None:
         self._reader = reader
         self._services = services
         self._folders = folders
         self._patience = patience
-        # The data workers that have a store; or the time until which nobody is asked for it.
+        # The data workers that have a store; or for how long nobody is asked for it.
         self._holders: SharedCache[str, frozenset[_Holder]] = SharedCache(_MOST_STORES, _MOST_STORES)
-        self._unknown: SharedCache[str, float] = SharedCache(_MOST_STORES, _MOST_STORES)
+        self._unknown: SharedCache[str, Deadline] = SharedCache(_MOST_STORES, _MOST_STORES)
+        self._told: set[str] = set()
+        self._searches: dict[str, asyncio.Task[None]] = {}  # used on the transport's loop only
 
     def find(self, ids: Sequence[str]) -> Sequence[str]:
         """Returns those of some ids that stores have; see `StoreFolders.find`."""
-        here, now = set(self._folders.find(ids)), io_loop.time()
-        asked = [one for one in ids if one not in here and self._holders.get(one) is None]
-        if wanted := [one for one in asked if (self._unknown.get(one) or 0.0) <= now]:
-            with contextlib.suppress(asyncio.TimeoutError):
-                io_loop.run_sync(Deadline(_FIND_SECONDS).wait(self._search(wanted)))
-            for one in wanted:
-                if self._holders.get(one) is None:
-                    self._unknown.put(one, now + _UNKNOWN_SECONDS, 1)
-        return [one for one in ids if one in here or self._holders.get(one) is not None]
+        here = set(self._folders.find(ids))
+        return [one for one in ids if one in here or self._is_at_a_service(one)]
 
-    async def _search(self, ids: Sequence[str]) -> None:
-        """Asks all data workers which of some stores they have."""
-        await gather([self._search_at(service, ids) for service in self._services])
+    def _is_at_a_service(self, store: str) -> bool:
+        if self._usable(store):
+            return True
+        searched = self._unknown.get(store)
+        if searched is not None and not searched.is_over:
+            return False
+        with contextlib.suppress(asyncio.TimeoutError):
+            io_loop.run_sync(Deadline(_FIND_SECONDS).wait(self._search(store)))
+        if self._usable(store):
+            return True
+        self._unknown.put(store, Deadline(_UNKNOWN_SECONDS), 1)
+        return False
 
-    async def _search_at(self, service: str, ids: Sequence[str]) -> None:
+    def _usable(self, store: str) -> list[_Holder]:
+        """Returns the data workers that have a store and are not lost."""
+        holders = self._holders.get(store) or frozenset()
+        usable = {service: set(self._reader.workers(service).usable) for service in {one[0] for one in holders}}
+        return [holder for holder in holders if holder[1] in usable[holder[0]]]
+
+    async def _search(self, store: str) -> None:
+        """Asks all data workers whether they have a store. Callers that search for the same store share a search."""
+        search = self._searches.get(store)
+        if search is None:
+            search = self._searches[store] = asyncio.ensure_future(self._search_all(store))
+            search.add_done_callback(lambda _: self._searches.pop(store, None))
+        await asyncio.shield(search)
+
+    async def _search_all(self, store: str) -> None:
+        await gather([self._search_at(service, store) for service in self._services])
+
+    async def _search_at(self, service: str, store: str) -> None:
         try:
             workers = self._reader.workers(service)
-            there = await workers.there()
-            asked = [workers.reader(worker).states.find(ids) for worker in there]
+            known = await workers.known()
         except FedstackError as error:
-            _logger.debug("Cannot look for clients' states at the data service at %s: %s", service, error)
+            self._tell(service, error)
             return
-        for worker, found in zip(there, await asyncio.gather(*asked, return_exceptions=True)):
-            if isinstance(found, BaseException):
-                _logger.debug("Cannot look for clients' states at a data worker of %s: %s", service, found)
-                continue
-            for one in {*found} & {*ids}:
-                self._holders.put(one, (self._holders.get(one) or frozenset()) | {(service, worker)}, 1)
+
+        async def ask(worker: bytes) -> None:
+            # An answer counts when it comes: others may take long.
+            try:
+                if store in await workers.reader(worker).states.find([store]):
+                    self._holders.put(store, (self._holders.get(store) or frozenset()) | {(service, worker)}, 1)
+            except FedstackError as error:
+                self._tell(service, error)
+
+        await gather([ask(worker) for worker in known])
+
+    def _tell(self, service: str, error: FedstackError) -> None:
+        """Logs why a data service cannot be asked. What a service that is away does not say is told once."""
+        is_new = not isinstance(error, LOSSES) and service not in self._told
+        if is_new:
+            self._told.add(service)
+        level = logging.WARNING if is_new else logging.DEBUG
+        _logger.log(level, "Cannot look for clients' states at the data service at %s: %s", service, str(error))
 
     def read(self, found: Sequence[StoredValue]) -> Column:
         """Reads states of one type; see `StoreFolders.read`.
 
         Raises:
           CarrierError: If neither this process nor a data worker has the store.
+          WorkerUnavailableError: If no data worker that has the store is left.
           FedstackError: If the states cannot be read.
         """
         places: dict[str, list[int]] = {}
@@ -129,16 +177,26 @@ class ServiceStates:
         rows = _rows_of_a_part(layout)
         reads: list[Callable[[], Coroutine[Any, Any, None]]] = []
         for start in range(0, len(found), rows):
-            request = ReadStatesRequest(states=_message(store, found[start : start + rows]))
-            reads.append(functools.partial(self._read_part, store, request, records[start : start + rows]))
+            stop = start + rows
+            reads.append(functools.partial(self._read_part, store, found[start:stop], records[start:stop]))
         io_loop.run_sync(_some_at_once(reads))
 
-    async def _read_part(self, store: str, request: ReadStatesRequest, records: Records) -> None:
+    async def _read_part(self, store: str, found: Sequence[StoredValue], records: Records) -> None:
+        request = ReadStatesRequest(states=_message(store, found))
         key = request.states.file[0].name.encode()
-        await self._asked(store, key, lambda states: states.read(request, records), self._patience)
+        try:
+            await self._asked(store, key, lambda states: states.read(request, records), self._patience)
+        except ResourceLimitError:  # the data worker has another limit than we expect
+            if len(found) == 1:
+                raise
+            middle = len(found) // 2
+            await self._read_part(store, found[:middle], records[:middle])
+            await self._read_part(store, found[middle:], records[middle:])
 
     def _is_here(self, store: str) -> bool:
         """Returns whether this process reads a store in its own folders, which also say that nobody has it."""
+        if self._holders.get(store) is not None:  # a search of folders takes long
+            return False
         return bool(self._folders.find([store])) or not self.find([store])
 
     def write(self, store: str, name: str, type_spec: Type, ids: bytes, values: Column) -> Sequence[StoredValue]:
@@ -150,35 +208,47 @@ class ServiceStates:
         """
         if self._is_here(store):
             return self._folders.write(store, name, type_spec, ids, values)
-        clients, layout = _list_in(ids), RecordLayout.of(type_spec)
-        rows, message = _rows_of_a_part(layout), type_spec.to_proto()
-        writes: list[Callable[[], Coroutine[Any, Any, WriteStatesResponse]]] = []
-        for start in range(0, len(values), rows):
-            records = layout.records(values.slice(start, min(start + rows, len(values))))
-            own = json.dumps(clients[start : start + rows]).encode()
-            request = WriteStatesRequest(
-                store=store, name=f"{name}-{start:x}", type=message, clients=own, rows=len(records)
-            )
-            writes.append(functools.partial(self._write_part, request, records))
+        clients, rows = _list_in(ids, len(values)), _rows_of_a_part(RecordLayout.of(type_spec))
+        write = functools.partial(self._write_part, store, name, type_spec, clients, values)
+        writes = [
+            functools.partial(write, range(len(values))[start : start + rows]) for start in range(0, len(values), rows)
+        ]
         try:
             written = io_loop.run_sync(_some_at_once(writes))
         except FedstackError as error:
             raise ProgramStateError(f"Cannot write states of clients over a data service: {error}") from error
-        files = [(file, count) for response in written for file, count in zip(response.file, response.rows)]
+        responses = list(itertools.chain.from_iterable(written))
+        files = [(file, count) for response in responses for file, count in zip(response.file, response.rows)]
         stored = [StoredFile(store, file.name, file.digest, type_spec, self) for file, _ in files]
         return stored_in(stored, [count for _, count in files])
 
-    async def _write_part(self, request: WriteStatesRequest, records: Records) -> WriteStatesResponse:
-        beginning, attempts = request.name, itertools.count()
+    async def _write_part(
+        self, store: str, name: str, type_spec: Type, clients: Sequence[object], values: Column, part: range
+    ) -> list[WriteStatesResponse]:
+        beginning, attempts = f"{name}-{part.start:x}", itertools.count()
+        layout = RecordLayout.of(type_spec)
+        records = await off_loop(lambda: layout.records(values.slice(part.start, part.stop)))
+        own = json.dumps(clients[part.start : part.stop]).encode()
 
         def write(states: StateStores) -> Awaitable[WriteStatesResponse]:
-            request.name = f"{beginning}-{next(attempts):x}"  # an attempt whose answer was lost has left its files
+            # An attempt whose answer was lost has left its files.
+            attempt = f"{beginning}-{len(part):x}-{next(attempts):x}"
+            request = WriteStatesRequest(
+                store=store, type=type_spec.to_proto(), name=attempt, clients=own, rows=len(records)
+            )
             return states.write(request, records)
 
-        return await self._asked(request.store, beginning.encode(), write, 0.0)
+        try:
+            return [await self._asked(store, beginning.encode(), write, 0.0)]
+        except ResourceLimitError:
+            if len(part) == 1:
+                raise
+            halves = part[: len(part) // 2], part[len(part) // 2 :]
+            found = [await self._write_part(store, name, type_spec, clients, values, half) for half in halves]
+            return [*found[0], *found[1]]
 
     async def _asked(self, store: str, key: bytes, ask: Callable[[StateStores], Awaitable[_T]], patience: float) -> _T:
-        """Asks a data worker that has a store, and another one if that is lost.
+        """Asks a data worker that has a store, and another one if that is lost, or has it no more.
 
         Args:
           store: The id of the store.
@@ -186,37 +256,37 @@ class ServiceStates:
           ask: Asks the stores of a worker.
           patience: How long to wait for a worker, in seconds.
         """
+        deadline, failure = Deadline(patience, io_loop.time), None
         begun = io_loop.time()
         while True:
-            service, worker = await self._holder(store, key, patience)
+            service, worker = await self._holder(store, key, deadline, failure)
             workers = self._reader.workers(service)
             try:
                 return await ask(workers.reader(worker).states)
             except LOSSES as error:
                 await workers.lose(worker, error, begun)
+            except (CarrierError, ProgramStateError) as error:
+                failure = error
+                self._holders.put(store, (self._holders.get(store) or frozenset()) - {(service, worker)}, 1)
 
-    async def _holder(self, store: str, key: bytes, patience: float) -> _Holder:
+    async def _holder(self, store: str, key: bytes, deadline: Deadline, failure: FedstackError | None) -> _Holder:
         """Returns a data worker that has a store.
 
         Raises:
+          FedstackError: The failure of the last one that had it, if there is no other.
           WorkerUnavailableError: If there is none in time.
         """
-        async for attempt in Deadline(patience, io_loop.time).attempts(itertools.repeat(_PAUSE_SECONDS)):
+        async for attempt in deadline.attempts(itertools.repeat(_PAUSE_SECONDS)):
             if attempt:  # a worker that has been started again has another id
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await Deadline(_FIND_SECONDS).wait(self._search([store]))
-            holders = self._holders.get(store) or frozenset()
-            there = [
-                (service, worker)
-                for service in {service for service, _ in holders}
-                for worker in self._reader.workers(service).usable
-                if (service, worker) in holders
-            ]
-            if there:
-                return max(there, key=lambda one: hashlib.blake2b(one[1] + key, digest_size=8).digest())
+                    await Deadline(_FIND_SECONDS).wait(self._search(store))
+            if usable := self._usable(store):
+                return max(usable, key=lambda one: hashlib.blake2b(one[1] + key, digest_size=8).digest())
+            if failure is not None:
+                raise failure
         raise WorkerUnavailableError(
             f"Expected a data worker that has the states of clients with the id {name_text(store)}, found none within "
-            f"{patience:g} s; start one: fedstack serve --data-worker DISPATCHER --client-states FOLDER"
+            f"{self._patience:g} s; start one: fedstack serve --data-worker DISPATCHER --client-states FOLDER"
         )
 
     def close(self) -> None:
@@ -238,13 +308,15 @@ def _message(store: str, found: Sequence[StoredValue]) -> Packed.Stored:
     return Packed.Stored(store=store, type=where.type_spec.to_proto(), file=files, of=of, record=where.records)
 
 
-def _list_in(ids: bytes) -> list[object]:
+def _list_in(ids: bytes, count: int) -> list[object]:
     try:
         found = cast(object, json.loads(ids))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, list):
         raise InvalidValueError(f"Expected a list of client ids in JSON, found {name_text(str(ids))}")
+    if len(cast("list[object]", found)) != count:
+        raise InvalidValueError(f"Expected the ids of {count} clients, found {len(cast('list[object]', found))}")
     return cast("list[object]", found)
 
 

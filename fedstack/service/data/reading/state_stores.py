@@ -77,7 +77,11 @@ class RemoteStores:
 
     async def write(self, request: WriteStatesRequest, records: Records) -> WriteStatesResponse:
         """Writes states; see `StateStores.write`."""
-        return await self._stub.write_states(request, bytes_of(records))
+        async with self._stub.write_states(request, bytes_of(records)) as incoming:
+            received = await receive(incoming, WriteStatesResponse)
+            await received.end()
+            check_protocol(received.message.protocol, received.message.version, self._stub.address)
+            return received.message
 
 
 class HeldStores:

@@ -10,12 +10,17 @@ from fedstack.executors.concurrency.leaf_threads import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.worker.receiving import receive
 from fedstack.executors.worker.work import Work
-from fedstack.proto.data_service_pb2 import ReadStatesRequest, ReadStatesResponse, WriteStatesRequest
+from fedstack.proto.data_service_pb2 import (
+    ReadStatesRequest,
+    ReadStatesResponse,
+    WriteStatesRequest,
+    WriteStatesResponse,
+)
 from fedstack.proto.extensions_pb2 import FindStoresRequest, FindStoresResponse
 from fedstack.service.data.reading.state_stores import HeldStores, bytes_of
 from fedstack.service.host.limits import DataWorkerLimits, ServiceLimits, exceeded
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
-from fedstack.transport.peers.methods import Answers, DownloadMethod, Method, UnaryMethod, UploadMethod
+from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, UnaryMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 
@@ -42,7 +47,7 @@ class StateMethods:
         return {
             "FindStores": UnaryMethod(self._find),
             "ReadStates": DownloadMethod(self._read),
-            "WriteStates": UploadMethod(self._write),
+            "WriteStates": ExchangeMethod(self._write),
         }
 
     async def _find(self, content: bytes) -> bytes:
@@ -54,8 +59,10 @@ class StateMethods:
         check_protocol(request.protocol, request.version, "the client")
         async with contextlib.AsyncExitStack() as room:
             reading = Work(self._records(request, room))
-            async for beat in reading.beats(self._no_clients, self._rules.heartbeat_seconds):
-                yield beat
+            # Closed before the room: work that goes on could enter it later, and nobody would leave it.
+            async with contextlib.aclosing(reading.beats(self._no_clients, self._rules.heartbeat_seconds)) as beats:
+                async for beat in beats:
+                    yield beat
             header = with_protocol(ReadStatesResponse()).SerializeToString()
             yield Parcel(header, [bytes_of(reading.result())], self._rules.chunking.chunk_bytes)
 
@@ -65,14 +72,20 @@ class StateMethods:
         await self._stores.read(request, records)
         return records
 
-    async def _write(self, incoming: Incoming) -> bytes:
+    async def _write(self, incoming: Incoming) -> Answers:
+        writing = Work(self._written(incoming))
+        async for beat in writing.beats(self._no_clients, self._rules.heartbeat_seconds):
+            yield beat
+        yield Parcel(with_protocol(writing.result()).SerializeToString())
+
+    async def _written(self, incoming: Incoming) -> WriteStatesResponse:
         received = await receive(incoming, WriteStatesRequest)
         request = received.message
         check_protocol(request.protocol, request.version, "the client")
         async with self._room:
             records = await self._empty(request.type, request.rows)
             await received.rest.read_into([bytes_of(records)])
-            return with_protocol(await self._stores.write(request, records)).SerializeToString()
+            return await self._stores.write(request, records)
 
     async def _empty(self, type_spec: computation_pb2.Type, rows: int) -> Records:
         """Returns memory for the states of a request.

@@ -39,7 +39,7 @@ from fedstack.errors import CarrierError, FedstackError, InvalidValueError, Prog
 from fedstack.observe import add_observer
 from fedstack.program import FederatedContext
 from fedstack.service import Server, ServerConfig
-from fedstack.service.data import DataWorkerLimits, DispatchServer
+from fedstack.service.data import DataWorkerLimits, DispatchServer, WorkerConfig, WorkerServer
 from fedstack.service.data.consumer import service_states
 from fedstack.service.data.consumer.reference_reader import ReferenceReader
 from fedstack.service.data.consumer.service_states import ServiceStates
@@ -214,14 +214,54 @@ def test_what_must_not_be_written_is_an_error_and_leaves_no_file(
     assert not list(tmp_path.glob("*.states"))
 
 
-def test_a_data_worker_limits_the_states_of_one_request(tmp_path: Path, column: Column) -> None:
-    limits = DataWorkerLimits(max_block_bytes=1 << 20)
+def test_requests_are_divided_as_the_data_worker_allows(tmp_path: Path, column: Column) -> None:
+    limits = DataWorkerLimits(max_block_bytes=70_000)
     with stores(tmp_path, limits=limits) as (states, store):
-        with pytest.raises(ProgramStateError, match="--max-block-bytes"):
-            states.write(store, "call", STATE, ids(), column)
-        written = states.write(store, "call", STATE, ids(2), column.slice(0, 2))
-        assert len(states.read(written)) == 2
-    assert {path.name[:4] for path in tmp_path.glob("*.states")} == {"call"}
+        written = states.write(store, "call", STATE, ids(), column)
+        found = states.read(written)
+        assert len(states.read(written[:1])) == 1, "one state may be larger"
+    for row, value in enumerate(found.items()):
+        np.testing.assert_array_equal(value, FIRST + np.float32(row))
+
+
+def test_a_worker_that_has_a_store_no_more_is_replaced_by_another(tmp_path: Path, column: Column) -> None:
+    with data_service(1, client_states=[tmp_path / "one"]) as service, as_if_elsewhere():
+        config = WorkerConfig(service.target, client_states=[tmp_path / "two"], dispatcher_timeout_ms=20_000)
+        with WorkerServer(config), as_if_elsewhere(), ReferenceReader() as reader:
+            states = ServiceStates(reader, [service.target], ClientStateFolders(()))
+            (tmp_path / "one").mkdir()
+            store = name_store(tmp_path / "one")
+            (written,) = states.write(store, "call", STATE, ids(1), column.slice(0, 1))
+            (tmp_path / "one").rename(tmp_path / "two")
+            states._holders.put(store, states._holders.get(store) | _all_workers(reader, service.target), 1)
+            np.testing.assert_array_equal(states.read([written]).items()[0], FIRST)
+            assert states.find([store]) == [store]
+
+
+def _all_workers(reader: ReferenceReader, service: str) -> frozenset[tuple[str, bytes]]:
+    return frozenset((service, worker) for worker in reader.workers(service).usable)
+
+
+@pytest.mark.slow
+def test_states_are_sent_where_the_last_data_worker_is_lost(tmp_path: Path, expected: list[bytes]) -> None:
+    async def run() -> list[bytes]:
+        manager, states = states_in(tmp_path)
+        await manager.load_latest(0)
+        for number in range(1, 5):
+            step(ones_of(states, number)[1])
+            await manager.save(number, number)
+            if number == 2:
+                data_worker.process.kill()
+        found = all_of(states)
+        manager.close()
+        return found
+
+    with DispatchServer() as dispatcher, executors(dispatcher.target) as targets:
+        with served("--data-worker", dispatcher.target, "--client-states", tmp_path) as data_worker:
+            with fedstack.create_async_remote_execution_context(targets) as context:
+                with fedstack.use_context(FederatedContext(context)):
+                    assert asyncio.run(run()) == expected[4:]
+    check_files(tmp_path)
 
 
 def test_a_store_is_looked_for_again_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

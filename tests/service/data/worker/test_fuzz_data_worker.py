@@ -39,7 +39,7 @@ AT_ONCE = 8
 REQUESTS = 150
 STATE = fl.TensorType(np.float32, [3])
 HUGE = (2**31, 2**63 - 1, 2**64 - 1)
-BUGS = {Code.INTERNAL, Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.DATA_LOSS}
+BUGS = {Code.INTERNAL, Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.CANCELLED}
 
 
 class DataRequest(Request):
