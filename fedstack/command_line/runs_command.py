@@ -64,7 +64,7 @@ def _lines(runs: "Sequence[FoundRun]") -> Iterator[str]:
 
 def _row(one: "FoundRun") -> tuple[str, ...]:
     versions = ", ".join(map(str, one.versions[-_MOST_SHOWN:]))
-    metrics = " ".join(f"{name}={_short(value)}" for name, value in one.last_metrics.items())
+    metrics = _fitting([f"{name}={_short(value)}" for name, value in one.last_metrics.items()])
     return (
         one.name,
         one.record.name,
@@ -73,9 +73,20 @@ def _row(one: "FoundRun") -> tuple[str, ...]:
         f"{'… ' * (len(one.versions) > _MOST_SHOWN)}{versions}" or "none",
         size_text(one.size),
         ", ".join(f"{name} {size_text(size)}" for name, size in one.client_states.items()) or "none",
-        (metrics if len(metrics) <= _WIDTH else f"{metrics[: _WIDTH - 1]}…") or "none",
+        metrics or "none",
         _open(one) or "no",
     )
+
+
+def _fitting(metrics: Sequence[str]) -> str:
+    """Returns the metrics that fit into a line, and how many more there are."""
+    shown, width = list[str](), 0
+    for metric in metrics:
+        width += len(metric) + 1
+        if shown and width > _WIDTH:
+            return f"{' '.join(shown)} and {len(metrics) - len(shown)} more (--json)"
+        shown.append(metric)
+    return " ".join(shown)
 
 
 def _open(one: "FoundRun") -> str:

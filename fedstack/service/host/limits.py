@@ -122,7 +122,7 @@ class DataWorkerLimits:
 
     Attributes:
       max_streams: Concurrent streams of elements.
-      max_block_bytes: Bytes of elements in a block, unless a single element is larger.
+      max_block_bytes: Bytes of elements in a block, or of clients' states in a request, unless a single one is larger.
       max_ahead_bytes: Bytes of elements that are produced ahead and not sent yet.
       max_definition_bytes: Bytes of the definition of a dataset, and of all stored definitions together.
       max_client_bytes: Bytes of elements kept in memory for datasets that are read by client.
@@ -133,7 +133,7 @@ class DataWorkerLimits:
     """
 
     max_streams: int = _count(1000, "streams of elements at a time")
-    max_block_bytes: int = _count(16 << 20, "bytes of elements in a block")
+    max_block_bytes: int = _count(16 << 20, "bytes of elements in a block, or of clients' states in a request")
     max_ahead_bytes: int = _count(1 << 30, "bytes of elements that are produced ahead")
     max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
     max_client_bytes: int = _count(4 << 30, "bytes of elements of datasets that are read by client")

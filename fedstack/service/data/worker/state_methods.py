@@ -96,5 +96,5 @@ class StateMethods:
         layout = await self._stores.layout(type_spec)
         size = rows * layout.dtype.itemsize
         if rows > 1 and size > self._limits.max_block_bytes:
-            raise exceeded(self._limits, "max_block_bytes", f"{size} bytes of clients' states", "ask for fewer at once")
+            raise exceeded(self._limits, "max_block_bytes", size, "ask for fewer at once")
         return layout.empty(rows)
