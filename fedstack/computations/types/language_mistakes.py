@@ -84,7 +84,8 @@ MISTAKES = tuple(
         ),
         _MAPPED.format(".+", ""): "declare the same type for both, or first map a function that converts the value",
         "with the average operator": (
-            "first map a function that returns floating-point numbers, such as np.float32(x)"
+            "first map a function that returns floating-point numbers, such as np.float32(x), and no counters, such as "
+            "num_batches_tracked of BatchNorm"
         ),
         "is not sum-compatible because .* is not fully defined": (
             "declare the sizes of the arrays to sum, such as (np.float32, [10]) instead of (np.float32, [None])"
