@@ -5,6 +5,8 @@ function can access structs by attribute and key, and receive their members as k
 implemented by `Leaf`.
 """
 
+import functools
+import importlib.util
 import itertools
 import logging
 import sys
@@ -165,12 +167,13 @@ def _bound(function: Callable[..., object], parameter: Type | None) -> Convert:
 
     PyTorch has no read-only tensors: `torch.from_numpy` and `torch.as_tensor` share the memory of an argument, and an
     optimizer would change it for all clients. Where PyTorch is in use, functions get copies of arrays, and so do the
-    first calls of a function, which may import it.
+    first calls of a function, which may import it, if it is installed.
     """
     plain, copying = bind(function, parameter), bind(function, parameter, tensor=_copy)
     if parameter is None or argument_converter(parameter, tensor=_copy) is None:
         return plain
-    modules, first = sys.modules, itertools.repeat(True, _FIRST_CALLS)  # several threads draw from it
+    modules = sys.modules
+    first = itertools.repeat(True, _FIRST_CALLS if has_pytorch() else 0)  # several threads draw from it
 
     def call(payload: object) -> object:
         if _PYTORCH in modules or next(first, False):
@@ -178,6 +181,12 @@ def _bound(function: Callable[..., object], parameter: Type | None) -> Convert:
         return plain(payload)
 
     return call
+
+
+@functools.cache
+def has_pytorch() -> bool:
+    """Returns whether PyTorch is installed."""
+    return _PYTORCH in sys.modules or importlib.util.find_spec(_PYTORCH) is not None
 
 
 def _copy(value: object) -> object:

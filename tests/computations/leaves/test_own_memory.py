@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.computations.leaves import python_functions
 
 ROW = fl.TensorType(np.float32, [2])
 ROWS = fl.SequenceType(ROW)
@@ -35,6 +36,7 @@ def test_functions_that_may_use_pytorch_get_memory_of_their_own(
         monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
         return add_one(model, one)
 
+    monkeypatch.setattr(python_functions, "has_pytorch", lambda: True)
     if is_imported:
         monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     function = add_one if is_imported else import_and_add_one
