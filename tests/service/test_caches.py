@@ -175,8 +175,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
         for kept in ("context_settings", "params")
     },
     "service.host.host.servers_here._servers": (None, "servers of this process that have started"),
-    "service.data.reading.readers.readers_here": (None, "data workers of this process that have started"),
-    "service.data.reading.local_reader.readers_here": (None, "the same"),
+    "service.data.reading.local_reader.readers_here": (None, "data workers of this process that have started"),
     "service.rpc._MODULES": (CONSTANT, "names of modules"),
     "service.coordinator.variables._servers._items": (100, "servers of variables; of allowed code alone"),
     "service.executor.creations._OPERATIONS": (CONSTANT, "operations"),
