@@ -1,11 +1,9 @@
-"""FedAvg that is killed and goes on: states, metrics and a picture in one folder (McMahan et al., 2017).
+"""FedAvg that is killed and goes on with the same bits: a run in one folder (McMahan et al., 2017).
 
-`fedstack.program.Run` saves the model and the iterator that draws clients, so a stop changes no bit of the result.
-"""
+The run saves the model and the iterator that draws clients."""
 
 import argparse
 import asyncio
-import signal
 from pathlib import Path
 
 import federated_language as fl
@@ -65,5 +63,7 @@ async def train():
 
 
 fl.framework.set_default_context(FederatedContext(fedstack.create_async_local_execution_context()))
-signal.signal(signal.SIGINT, lambda *_: parser.exit(130, "stopped by Ctrl-C; start the script again, and it goes on\n"))
-asyncio.run(train())
+try:
+    asyncio.run(train())
+except KeyboardInterrupt:
+    parser.exit(130, "stopped by Ctrl-C; start the script again, and it goes on\n")
