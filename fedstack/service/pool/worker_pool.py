@@ -30,7 +30,6 @@ _MOST_WORKERS_PER_CORE = 8
 _MAX_FOLDER_BYTES = 90
 # All workers together should use as many threads for linear algebra as the machine has cores, with any library.
 _THREAD_VARIABLES = (
-    "NPROC",  # of XLA, which runs independent operations of a function at the same time
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",

@@ -15,6 +15,12 @@ ROW = fl.TensorType(np.float32, [2])
 ROWS = fl.SequenceType(ROW)
 
 
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for is remembered, for tests that follow."""
+    monkeypatch.setattr(python_functions, "has_pytorch", lambda: True)
+
+
 def overwrite(array: np.ndarray) -> np.ndarray:
     """Returns an array that shares the memory of another one, and may be written to, as PyTorch's tensors do."""
     kind = ctypes.c_float * array.size
@@ -36,7 +42,6 @@ def test_functions_that_may_use_pytorch_get_memory_of_their_own(
         monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
         return add_one(model, one)
 
-    monkeypatch.setattr(python_functions, "has_pytorch", lambda: True)
     if is_imported:
         monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     function = add_one if is_imported else import_and_add_one
