@@ -195,7 +195,7 @@ class ClientStateFolders:
             raise InvalidValueError(
                 f"Expected letters, digits and hyphens as the beginning of names of files, found {name_text(name)}"
             )
-        clients, folder, size = _ids_in(ids, count), self._folder_of(store), rows_of_a_file(layout)
+        clients, folder, size = ids_in(ids, count), self._folder_of(store), rows_of_a_file(layout)
         shards: list[FileShard] = []
         try:
             for start in range(0, count, size):
@@ -253,7 +253,7 @@ def warn_of_missing_folders(folders: Iterable[Path], name: str) -> None:
             )
 
 
-def _ids_in(content: bytes, count: int) -> list[ClientId]:
+def ids_in(content: bytes, count: int) -> list[ClientId]:
     """Returns the ids of clients in a message.
 
     Raises:

@@ -59,9 +59,9 @@ class _TimedClient:
     name: str
     begin: float
 
-    def work(self) -> RunningClients:
-        """Returns the work of the client; see `NamesWork`."""
-        return RunningClients(self.client, 1, self.name, time.perf_counter() - self.begin, self.client)
+    def work(self) -> list[RunningClients]:
+        """Returns the work of the client; see `ReportsWork`."""
+        return [RunningClients(self.client, 1, self.name, time.perf_counter() - self.begin, self.client)]
 
 
 class TolerantBlocks:

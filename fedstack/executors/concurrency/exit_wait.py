@@ -13,14 +13,13 @@ import sys
 import threading
 from types import FrameType
 
-from fedstack.executors.concurrency.thread_pool import open_pools
+from fedstack.executors.concurrency.thread_pool import THREAD_NAME, open_pools
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import is_of_user
 
 _logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "jaxlib")
-_THREADS = "fedstack-leaf-"  # what the names of the threads of a `ThreadPool` begin with
 _MOST_SECONDS = 10.0
 _SILENT_SECONDS = 1.0
 _POLL_SECONDS = 0.01
@@ -28,7 +27,7 @@ _POLL_SECONDS = 0.01
 
 def _running() -> int:
     """Returns the number of threads that run functions of users."""
-    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(_THREADS)}
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
     try:
         return sum(thread in ours and _runs_function(frame) for thread, frame in frames.items())

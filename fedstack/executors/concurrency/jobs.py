@@ -6,23 +6,16 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import LeafError, ResourceLimitError, WorkerUnavailableError
+from fedstack.executors.concurrency.progress import ReportsWork
 from fedstack.foundations.error_text import text_of
 from fedstack.transport.peers.io_loop import Outcome
 from fedstack.transport.wire.frames import RunningClients
 
 _T = TypeVar("_T")
-
-
-class NamesWork(Protocol):
-    """Knows what a piece of work is."""
-
-    def work(self) -> RunningClients:
-        """Returns the work, and for how long it has been running. May be called from any thread."""
-        ...
 
 
 class AbandonedWork:
@@ -46,7 +39,7 @@ class AbandonedWork:
         self._most = most
         self._replaced = 0
         self._lock = threading.Lock()
-        self._named: weakref.WeakKeyDictionary[NamesWork, str] = weakref.WeakKeyDictionary()
+        self._named: weakref.WeakKeyDictionary[ReportsWork, str] = weakref.WeakKeyDictionary()
 
     def add(self) -> bool:
         """Adds a job to the count, and returns whether another thread may replace the job's thread."""
@@ -66,7 +59,7 @@ class AbandonedWork:
             self.count -= 1
             self._replaced -= was_replaced
 
-    def name(self, work: NamesWork) -> None:
+    def name(self, work: ReportsWork) -> None:
         """Records what abandoned work is, for the current origin. The work has ended when nobody refers to `work`."""
         with self._lock:
             self._named[work] = current_scope().origin
@@ -75,7 +68,7 @@ class AbandonedWork:
         """Returns the recorded work, each with its origin."""
         with self._lock:
             found = list(self._named.items())
-        return [(work.work(), origin) for work, origin in found]
+        return [(one, origin) for work, origin in found for one in work.work()]
 
     def __repr__(self) -> str:
         return f"<AbandonedWork {self.count}, at most {self._most} with threads of their own>"

@@ -20,6 +20,8 @@ from fedstack.observe.observers import observers
 from fedstack.transport.peers.daemon_threads import start_daemon
 
 _T = TypeVar("_T")
+# What the names of the threads begin with.
+THREAD_NAME = "fedstack-leaf-"
 
 
 class _Serving(threading.local):
@@ -176,7 +178,7 @@ class ThreadPool:
                 self.threads += 1
                 self._idle += 1
             try:
-                start_daemon(self._serve, number, name=f"fedstack-leaf-{number}")
+                start_daemon(self._serve, number, name=f"{THREAD_NAME}{number}")
             except BaseException as error:
                 self._take_back(number)
                 if not isinstance(error, ResourceLimitError):

@@ -13,17 +13,18 @@ import itertools
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from fedstack.computations.codec.stored_values import StoredFile, StoredValue
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
+from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import RecordLayout, Records
-from fedstack.data.client_states.store_folders import ClientStateFolders, stored_in
+from fedstack.data.client_states.state_shards import ids_as_json
+from fedstack.data.client_states.store_folders import ClientStateFolders, ids_in, stored_in
 from fedstack.errors import (
     CarrierError,
     FedstackError,
-    InvalidValueError,
     ProgramStateError,
     ResourceLimitError,
     WorkerUnavailableError,
@@ -208,7 +209,7 @@ class ServiceStates:
         """
         if self._is_here(store):
             return self._folders.write(store, name, type_spec, ids, values)
-        clients, rows = _list_in(ids, len(values)), _rows_of_a_part(RecordLayout.of(type_spec))
+        clients, rows = ids_in(ids, len(values)), _rows_of_a_part(RecordLayout.of(type_spec))
         write = functools.partial(self._write_part, store, name, type_spec, clients, values)
         writes = [
             functools.partial(write, range(len(values))[start : start + rows]) for start in range(0, len(values), rows)
@@ -223,12 +224,12 @@ class ServiceStates:
         return stored_in(stored, [count for _, count in files])
 
     async def _write_part(
-        self, store: str, name: str, type_spec: Type, clients: Sequence[object], values: Column, part: range
+        self, store: str, name: str, type_spec: Type, clients: Sequence[ClientId], values: Column, part: range
     ) -> list[WriteStatesResponse]:
         beginning, attempts = f"{name}-{part.start:x}", itertools.count()
         layout = RecordLayout.of(type_spec)
         records = await off_loop(lambda: layout.records(values.slice(part.start, part.stop)))
-        own = json.dumps(clients[part.start : part.stop]).encode()
+        own = json.dumps(ids_as_json(clients[part.start : part.stop])).encode()
 
         def write(states: StateStores) -> Awaitable[WriteStatesResponse]:
             # An attempt whose answer was lost has left its files.
@@ -306,18 +307,6 @@ def _message(store: str, found: Sequence[StoredValue]) -> Packed.Stored:
     files = [Packed.Stored.File(name=name, digest=digest) for name, digest in where.files]
     of = where.of if len(files) > 1 else ()
     return Packed.Stored(store=store, type=where.type_spec.to_proto(), file=files, of=of, record=where.records)
-
-
-def _list_in(ids: bytes, count: int) -> list[object]:
-    try:
-        found = cast(object, json.loads(ids))
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
-        raise InvalidValueError(f"Expected a list of client ids in JSON, found {name_text(str(ids))}")
-    if len(cast("list[object]", found)) != count:
-        raise InvalidValueError(f"Expected the ids of {count} clients, found {len(cast('list[object]', found))}")
-    return cast("list[object]", found)
 
 
 async def _some_at_once(parts: Sequence[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:

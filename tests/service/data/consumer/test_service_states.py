@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -97,31 +97,41 @@ def test_what_a_data_worker_cannot_write_travels(
     assert "No space left on device" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_data_worker_that_is_killed_is_replaced_by_another(tmp_path: Path, expected: list[bytes]) -> None:
+def states_after(folder: Path, targets: Sequence[str], after: Callable[[int], None]) -> list[bytes]:
+    """Runs four rounds in a program, calls `after` with the number of each, and returns all states."""
+
     async def run() -> list[bytes]:
-        manager, states = states_in(tmp_path)
+        manager, states = states_in(folder)
         await manager.load_latest(0)
         for number in range(1, 5):
             step(ones_of(states, number)[1])
             await manager.save(number, number)
-            if number == 2:
-                data_workers[0].process.kill()
-            if number == 3:
-                data_workers[1].process.kill()
-                data_workers.append(stack.enter_context(served(*options)))
+            after(number)
         found = all_of(states)
         manager.close()
         return found
+
+    with fedstack.create_async_remote_execution_context(targets) as context:
+        with fedstack.use_context(FederatedContext(context)):
+            found = asyncio.run(run())
+    check_files(folder)
+    return found
+
+
+@pytest.mark.slow
+def test_a_data_worker_that_is_killed_is_replaced_by_another(tmp_path: Path, expected: list[bytes]) -> None:
+    def after(number: int) -> None:
+        if number == 2:
+            data_workers[0].process.kill()
+        if number == 3:
+            data_workers[1].process.kill()
+            data_workers.append(stack.enter_context(served(*options)))
 
     with DispatchServer() as dispatcher, contextlib.ExitStack() as stack:
         options = ["--data-worker", dispatcher.target, "--client-states", tmp_path]
         data_workers = [stack.enter_context(served(*options)) for _ in range(2)]
         targets = stack.enter_context(executors(dispatcher.target))
-        context = stack.enter_context(fedstack.create_async_remote_execution_context(targets))
-        with fedstack.use_context(FederatedContext(context)):
-            assert asyncio.run(run()) == expected[4:]
-    check_files(tmp_path)
+        assert states_after(tmp_path, targets, after) == expected[4:]
 
 
 ROWS = 100
@@ -244,24 +254,13 @@ def _all_workers(reader: ReferenceReader, service: str) -> frozenset[tuple[str, 
 
 @pytest.mark.slow
 def test_states_are_sent_where_the_last_data_worker_is_lost(tmp_path: Path, expected: list[bytes]) -> None:
-    async def run() -> list[bytes]:
-        manager, states = states_in(tmp_path)
-        await manager.load_latest(0)
-        for number in range(1, 5):
-            step(ones_of(states, number)[1])
-            await manager.save(number, number)
-            if number == 2:
-                data_worker.process.kill()
-        found = all_of(states)
-        manager.close()
-        return found
+    def after(number: int) -> None:
+        if number == 2:
+            data_worker.process.kill()
 
     with DispatchServer() as dispatcher, executors(dispatcher.target) as targets:
         with served("--data-worker", dispatcher.target, "--client-states", tmp_path) as data_worker:
-            with fedstack.create_async_remote_execution_context(targets) as context:
-                with fedstack.use_context(FederatedContext(context)):
-                    assert asyncio.run(run()) == expected[4:]
-    check_files(tmp_path)
+            assert states_after(tmp_path, targets, after) == expected[4:]
 
 
 def test_a_store_is_looked_for_again_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
