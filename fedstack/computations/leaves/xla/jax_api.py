@@ -14,11 +14,12 @@ import functools
 import hashlib
 import importlib
 import itertools
+import logging
 import os
 import platform
 import re
 import threading
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, TypeAlias, cast
 
@@ -52,6 +53,7 @@ _ELEMENTS = {
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+|complex<\w+>)>")
 # Flags of XLA on which no results depend.
 _SAME_BITS = ("--xla_dump", "--xla_force_host_platform_device_count=")
+_logger = logging.getLogger(__name__)
 # The process that has imported JAX.
 _process: list[int] = []
 # Two threads may import JAX at the same time, and what they compile is counted once.
@@ -140,6 +142,43 @@ def version() -> str:
 
 
 @functools.cache
+def one_thread_device() -> Any:
+    """Returns a CPU that runs each operation on one thread; `None` if JAX's default is no CPU, or JAX cannot make one.
+
+    On JAX's own CPU, an operation uses as many threads as there are cores. XLA then sums the terms of some products of
+    matrices in another order on a machine with more cores (with jaxlib 0.10.1, those of the gradients of dense layers),
+    and no option of the compiler prevents this. Also, the threads of several processes would compete for the cores. The
+    CPU belongs to a client of its own, so that JAX runs other functions of this process as before.
+    """
+    if jax().default_backend() != "cpu":
+        return None
+    try:
+        make: Any = cast(Any, importlib.import_module("jaxlib.xla_client")).make_cpu_client
+        with _setting("PJRT_NPROC", "1"):  # XLA reads it when a client is made
+            return make(asynchronous=False).devices()[0]
+    except (AttributeError, ImportError, TypeError) as error:
+        found = (
+            "JAX %s cannot run operations on one thread (%s): on CPUs with other numbers of cores, results may differ"
+        )
+        _logger.warning(found, version(), text_of(error))
+        return None
+
+
+@contextlib.contextmanager
+def _setting(name: str, value: str) -> Generator[None, None, None]:
+    """Sets an environment variable during the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@functools.cache
 def fingerprint() -> bytes:
     """Returns a digest of what the bits of results depend on: jaxlib, the flags of XLA, the device, the processor."""
     instructions = platform.processor()
@@ -148,7 +187,9 @@ def fingerprint() -> bytes:
         instructions = lines.get("flags") or lines.get("Features") or instructions  # the latter on ARM
     device = jax().devices()[0]
     flags = sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_SAME_BITS))
-    facts = (metadata.version("jaxlib"), device.platform, device.device_kind, platform.machine(), instructions, flags)
+    threads = os.cpu_count() if device.platform == "cpu" and one_thread_device() is None else 1
+    kind = device.platform, device.device_kind, platform.machine(), instructions, threads
+    facts = (metadata.version("jaxlib"), *kind, flags)
     return hashlib.sha256(repr(facts).encode()).digest()
 
 
@@ -218,43 +259,9 @@ def mapped(function: FlatFunction) -> FlatFunction:
     return jax().vmap(function)
 
 
-def register_tree(
-    kind: type,
-    flatten: Callable[[Any], tuple[Sequence[object], Hashable]],
-    unflatten: Callable[[Any, Sequence[object]], object],
-) -> None:
-    """Makes the instances of a class trees of JAX. Does nothing if they are trees already.
-
-    Args:
-      kind: The class.
-      flatten: Returns the parts of an instance, and what else there is to know.
-      unflatten: Makes an instance of what else there is to know, and of parts.
-    """
-    with contextlib.suppress(ValueError):
-        jax().tree_util.register_pytree_node(kind, flatten, unflatten)
-
-
 def folded(step: Callable[[Traced, Any], Any], state: Any, length: Traced) -> Any:
     """Returns the last of the states that a function makes, given the index of a step and a state."""
     return jax().lax.fori_loop(0, length, step, jax().tree_util.tree_map(array, state))
-
-
-def shown_tree(tree: object) -> str:
-    """Returns the containers, shapes and dtypes of a tree of arrays as text."""
-    dtype, shape = cast(object, getattr(tree, "dtype", None)), cast("Sequence[object]", getattr(tree, "shape", ()))
-    if dtype is not None:
-        return f"{dtype}[{','.join(map(str, shape))}]"
-    members: list[str] = []
-    if isinstance(tree, Mapping):
-        named = cast("Mapping[object, object]", tree)
-        members = [f"{key!r}: {shown_tree(member)}" for key, member in named.items()]
-    elif tree is None or isinstance(tree, (bool, int, float, complex)):
-        return repr(tree)
-    else:
-        with contextlib.suppress(ValueError):  # of what is no tree
-            found: Any = jax().tree_util.default_registry.flatten_one_level(tree)
-            members = [shown_tree(member) for member in (found or [()])[0]]
-    return f"{cast(object, tree).__class__.__name__}({', '.join(members)})"
 
 
 def row_of(rows: Traced, index: Traced) -> Traced:

@@ -15,6 +15,7 @@ from fedstack.computations.leaves.vectorized_leaf import column_leaves
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.computations.leaves.xla.argument_memory import fill
 from fedstack.computations.leaves.xla.jax_api import Traced
+from fedstack.computations.leaves.xla.jax_trees import shown_tree
 from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import (
     contains_sequence,
@@ -87,12 +88,12 @@ class JaxSequence:
         Raises:
           TypeError: If `step` returns a state of other containers, shapes or dtypes.
         """
-        first, following = jax_api.shown_tree(state), ""
+        first, following = shown_tree(state), ""
 
         def take(index: Traced, state: Any) -> Any:
             nonlocal following
             found = step(state, self._made([jax_api.row_of(rows, index) for rows in self._rows]))
-            following = jax_api.shown_tree(found)
+            following = shown_tree(found)
             return found
 
         try:

@@ -14,6 +14,7 @@ from fedstack.computations.leaves.xla.jax_api import (
     check_process,
     is_tracing,
     jax,
+    one_thread_device,
     results_of,
     shaped,
     with_wide_types,
@@ -23,7 +24,7 @@ from fedstack.errors import InvalidComputationError, InvalidValueError
 # For how many sizes of its arguments a program keeps compiled code.
 _MOST_SIZES = 64
 # An operation uses one thread, because several clients run at the same time.
-_OPTIONS = {"cpu": {"xla_cpu_multi_thread_eigen": False}}
+_OPTIONS = {"xla_cpu_multi_thread_eigen": False}
 
 
 class ArrayProgram(abc.ABC):
@@ -74,7 +75,11 @@ class ArrayProgram(abc.ABC):
 
 def compiled(function: FlatFunction, **options: Any) -> Any:
     """Returns a function of JAX that XLA compiles when it runs first."""
-    return jax().jit(function, compiler_options=_OPTIONS.get(jax().default_backend()), **options)
+    device = one_thread_device()
+    if device is not None:
+        options["in_shardings"] = options["out_shardings"] = jax().sharding.SingleDeviceSharding(device)
+        options["compiler_options"] = _OPTIONS
+    return jax().jit(function, **options)
 
 
 def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool) -> Sequence[Traced]:

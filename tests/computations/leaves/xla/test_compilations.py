@@ -168,3 +168,37 @@ def test_a_function_that_cannot_be_compiled_is_not_shown_for_ever(monkeypatch: p
         patch.setattr(importlib.import_module("jax._src.compiler"), "compile_or_get_cached", fail)
         average([1.0])
     assert compilations.shown("other", threading.get_ident()) == "other"
+
+
+GRADIENTS = """
+import hashlib
+import federated_language as fl
+import jax
+import numpy as np
+import fedstack
+
+# XLA sums the terms of this product in another order on two threads than on one.
+@fedstack.jax_computation((np.float32, [4096, 20]), (np.float32, [4096, 30]))
+def gradient(data, errors):
+    return data.T @ errors
+
+@fl.federated_computation(fl.FederatedType(gradient.type_signature.parameter, fl.CLIENTS))
+def total(values):
+    return fl.federated_sum(fl.federated_map(gradient, values))
+
+random = np.random.default_rng(0)
+data, errors = (random.standard_normal((4096, size), np.float32) for size in (20, 30))
+jax.jit(lambda x: x + 1)(data)  # what else uses JAX has its threads already
+with fedstack.create_sync_local_execution_context() as context, fedstack.use_context(context):
+    print(hashlib.sha256(total([(data, errors)] * 4).tobytes()).hexdigest())
+"""
+
+
+def test_a_machine_with_more_cores_has_the_same_bits() -> None:
+    running = [
+        subprocess.Popen([sys.executable, "-c", GRADIENTS], env={**os.environ, "NPROC": cores}, stdout=subprocess.PIPE)
+        for cores in ("1", "4")
+    ]
+    printed = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert printed[0] == printed[1]
