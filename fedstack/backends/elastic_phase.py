@@ -110,15 +110,13 @@ class ElasticPhase:
             while not self._assignments.is_done:
                 await self._turn()
             self._raise_failure()
-            if self._tasks:  # of workers whose clients have run elsewhere
-                await end_all(list(self._tasks), asyncio.CancelledError())
+            await self._end_tasks(asyncio.CancelledError())  # of workers whose clients have run elsewhere
         except BaseException as error:
-            await end_all(list(self._tasks), error)
+            await self._end_tasks(error)
             if isinstance(error, LOSSES):
                 self._raise_failure()  # a client's own error says more than the loss of a worker
             raise
         finally:
-            self._rebalancing.close()
             self._handed_in.close()
             self._files.close()
             del self._rebalancing, self._lost, self._early
@@ -126,6 +124,11 @@ class ElasticPhase:
             self._ended.clear()
         note_length(self._part.phase, self._loop.time() - self._begun_at)
         return await self._contributions.folded()
+
+    async def _end_tasks(self, error: BaseException) -> None:
+        self._rebalancing.close()  # now, because it starts tasks
+        if self._tasks:
+            await end_all(list(self._tasks), error)
 
     def _raise_failure(self) -> None:
         """Raises the error of the lowest client that has failed, if any has."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import federated_language as fl
 import numpy as np
@@ -187,3 +187,55 @@ def test_clients_that_are_lost_again_and_again_end_the_call_after_as_many_attemp
         with pytest.raises((LostWorkersError, NoWorkersError), match=r"limit: 4 attempts"):
             twice([1.0])
     assert 10**6 - backend.losses_left == 4
+
+
+class _Changing(Backend):
+    """One worker fails, and while the other one is being stopped, the workers change."""
+
+    def __init__(self) -> None:
+        self.changed: list[Callable[[], None]] = []
+        self.asked_after_the_end = 0
+        self.is_stopping = False
+
+    async def places(self) -> Sequence[str]:
+        if self.is_stopping:
+            self.asked_after_the_end += 1
+            await asyncio.Event().wait()
+        return ["w0", "w1"]
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self.changed.append(changed)
+        return lambda: self.changed.remove(changed)
+
+    def runners(self, phase, places, counts, caller: Caller):
+        return [_Stopped(self) for _ in places], counts
+
+
+class _Stopped(PhaseRunner):
+    def __init__(self, backend: _Changing) -> None:
+        self._backend = backend
+
+    async def run_phase(self, phase, inputs, arguments, clients: range) -> PhaseResult:
+        raise NotImplementedError
+
+    async def run_in_parts(self, phase, inputs, arguments, clients: range, hand_in: HandIn):
+        while not self._backend.changed:  # until the phase has settled
+            await asyncio.sleep(0.001)
+        if clients.start == 0:
+            raise RemoteError("w0 has failed")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._backend.is_stopping = True
+            for changed in [*self._backend.changed]:
+                changed()
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+
+def test_a_phase_that_has_failed_looks_for_no_more_workers() -> None:
+    backend = _Changing()
+    with pytest.raises(RemoteError, match="w0 has failed"):
+        called(backend, [0.1, 0.2])
+    assert backend.is_stopping
+    assert backend.asked_after_the_end == 0
