@@ -194,6 +194,7 @@ class _Changing(Backend):
 
     def __init__(self) -> None:
         self.changed: list[Callable[[], None]] = []
+        self.settled = asyncio.Event()
         self.asked_after_the_end = 0
         self.is_stopping = False
 
@@ -205,6 +206,7 @@ class _Changing(Backend):
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         self.changed.append(changed)
+        self.settled.set()
         return lambda: self.changed.remove(changed)
 
     def runners(self, phase, places, counts, caller: Caller):
@@ -219,8 +221,7 @@ class _Stopped(PhaseRunner):
         raise NotImplementedError
 
     async def run_in_parts(self, phase, inputs, arguments, clients: range, hand_in: HandIn):
-        while not self._backend.changed:  # until the phase has settled
-            await asyncio.sleep(0.001)
+        await self._backend.settled.wait()
         if clients.start == 0:
             raise RemoteError("w0 has failed")
         try:
