@@ -51,7 +51,7 @@ class LoopedLeaf(BoundOperation):
     """
 
     prefers_columns = True
-    least_seconds = 0.005  # each call passes from thread to thread in JAX
+    least_seconds = 0.005  # to start a call takes JAX as long as many small functions
 
     def __init__(self, program: ArrayProgram, parameter: Type, result: Type, most: int, alone: Leaf) -> None:
         self.name = alone.name
