@@ -1,4 +1,4 @@
-"""Federated analytics: a histogram, and quantiles by bisection, of values that stay at their clients.
+"""Federated analytics: a histogram, and quantiles by bisection, from counts that clients send in place of values.
 
 Clients answer one question: how many of their values are below some points? The server gets the sum. For the edges of
 bins, the differences of the sums are a histogram. For a quantile q, each round halves an interval that contains it: the

@@ -1,8 +1,8 @@
 """Heavy hitters: the words that many clients have, found letter by letter (after TrieHH, Zhu et al., 2020).
 
 The server knows prefixes that at least --least clients have. In each round, every client says which letters follow them
-in its words, the server sums these 0s and 1s, and keeps the longer prefixes that enough clients have. It learns no word
-of few clients, and no client's list. The words are those of the data sets' descriptions in scikit-learn.
+in its words, the server sums these 0s and 1s, and goes on with the longer prefixes that enough clients have. It also
+sees the counts below --least, and there is no noise. The words are those of descriptions of data sets in scikit-learn.
 """
 
 import argparse
