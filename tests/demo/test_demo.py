@@ -142,6 +142,14 @@ def test_a_client_with_all_kinds_of_digits_is_judged_by_all_held_out_images() ->
     assert compared.one_place > 0.9
 
 
+def test_a_model_of_all_data_in_one_place_is_trained_to_its_end() -> None:
+    example = load_example()
+    clients = example.load_clients(30, 0)
+    rounds = FaultyRounds(example.train_round, 30, 0)
+    run_rounds(example, *clients, 1, 0, faults=rounds)
+    assert compare(example, rounds.first, rounds.last, *clients, 100, 0).one_place > 0.973  # the shared one has 0.972
+
+
 def test_a_curve_in_a_terminal_rises_from_the_left_and_leaves_room_for_what_comes() -> None:
     *lines, axis = [line.replace("[cyan]", "").replace("[/]", "") for line in draw_curve([0.0, 1.0], 3)]
     assert lines[0].startswith("  100% │")
