@@ -72,7 +72,12 @@ def type_at(value: object, path: str, open_rows: bool = False) -> Type:
         return cast(Any, value).type_signature
     if is_data_frame(value):
         table = cast(Any, value)
-        names = [str(name) for name in getattr(table, "column_names", None) or table.columns]
+        names = list(getattr(table, "column_names", None) or table.columns)
+        _check_text(names, path)
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise TypeMismatchError(
+                f"Expected columns with names of their own, found {twice[0]!r} twice; at {path}; rename one of them"
+            )
         columns = [(name, _array_type(table[name], join_path(path, name, 0), True)) for name in names]
         return _struct_type(columns, dict, path)
     found = _members(value)
@@ -87,14 +92,18 @@ def type_at(value: object, path: str, open_rows: bool = False) -> Type:
 
 
 def _struct_type(types: Sequence[tuple[str | None, Type]], container: type | None, path: str) -> Type:
-    odd = [name for name, _ in types if name is not None and not isinstance(cast(object, name), str)]
-    if odd:
-        raise TypeMismatchError(f"Expected names that are text, found {describe(odd[0])}; at {path}; use str(name)")
+    _check_text([name for name, _ in types if name is not None], path)
     elements = [member if name is None else (name, member) for name, member in types]
     try:
         return StructType(elements) if container is None else StructWithPythonType(elements, container)
     except ValueError as error:
         raise TypeMismatchError(f"Expected names that the language can use; at {path}: {error}; rename them") from error
+
+
+def _check_text(names: Sequence[object], path: str) -> None:
+    odd = [name for name in names if not isinstance(name, str)]
+    if odd:
+        raise TypeMismatchError(f"Expected names that are text, found {describe(odd[0])}; at {path}; use str(name)")
 
 
 def _members(value: object) -> tuple[_Members, Any] | None:
@@ -132,6 +141,11 @@ def _is_pair(value: object) -> bool:
 
 
 def _array_type(value: object, path: str, open_rows: bool) -> Type:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeMismatchError(
+            f"Expected an array without a mask, found a masked array; at {path}; fill in the masked elements with "
+            "value.filled(…)"
+        )
     dtype, sizes = _dtype_of(value), getattr(value, "shape", None)
     if dtype is None or dtype == np.object_ or sizes is None:
         if not hasattr(type(value), "__array__") or is_lazy(value):
@@ -139,7 +153,13 @@ def _array_type(value: object, path: str, open_rows: bool) -> Type:
             advice = "pass its state_dict()" if hasattr(type(value), "state_dict") else advice
             raise TypeMismatchError(f"Expected a value with a type, found {describe(value)}; at {path}; {advice}")
         check_nothing_missing(value, path)
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # of JAX's keys and PyTorch's quantized tensors
+            raise TypeMismatchError(
+                f"Expected a value with a type, found {describe(value)}; at {path}: {error}; convert it to a "
+                "dtype that the language has"
+            ) from error
         dtype, sizes = array.dtype, array.shape
         if dtype == np.object_ and all(isinstance(item, (str, bytes)) for item in array.flat):
             dtype = np.dtype(np.str_)

@@ -139,6 +139,17 @@ def test_rows_can_be_open():
         ([2**64], r"integers of at most 64 bits, found int .*; at example\[0\]"),
         (pl.DataFrame({"x": [1]}).lazy(), "call collect"),
         (type("Net", (), {"state_dict": lambda self: {}})(), r"pass its state_dict\(\)"),
+        ({"d": pd.DataFrame([[1, 2]])}, r"names that are text, found int 0; at example.d; use str\(name\)"),
+        (
+            pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")])),
+            r"text, found tuple .*; at example; use",
+        ),
+        (
+            pa.table([[1], [2]], names=["a", "a"]),
+            "Expected columns with names of their own, found 'a' twice; at example",
+        ),
+        ({"k": jax.random.key(0)}, r"found .*; at example.k: JAX array with PRNGKey dtype .*; convert it"),
+        ({"m": np.ma.array([1, 2], mask=[0, 1])}, r"found a masked array; at example.m; .* value.filled\(…\)"),
     ],
 )
 def test_what_has_no_type_is_an_error_with_its_path(example, message):
