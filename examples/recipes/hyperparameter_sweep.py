@@ -1,7 +1,7 @@
 """A sweep over the step sizes of clients and server, each run of FedAvg on the next process that is free.
 
 model += s * mean_k u_k, for the server's step size s, and changes u_k that clients find with step size c (Reddi et al.,
-2021). A run is one call of a coordinator. With addresses in place of the local pool, runs are on several machines.
+2021). Validation digits choose the best run, and held-out ones tell how good it is. A run is one call of a coordinator.
 """
 
 import argparse
@@ -44,26 +44,26 @@ def accuracy_of(client_step, server_step, rounds):
     fedstack.set_sync_local_execution_context()
     x, y = load_digits(return_X_y=True)
     x, y = np.insert(x / 16, 0, 1, axis=1).astype(np.float32), y.astype(np.int32)
-    test, train = np.split(np.random.default_rng(0).permutation(len(y)), [360])
+    test, choose, train = np.split(np.random.default_rng(0).permutation(len(y)), [360, 720])
     clients = DirichletPartitioner(20, alpha=0.3).partition(y[train], seed=0).split({"x": x[train], "y": y[train]})
     clients, model = [{**rows, "step": client_step} for rows in clients], np.zeros((65, 10), np.float32)
     for _ in range(rounds):
         model = model + np.float32(server_step) * mean_change(model, clients)
-    return np.mean((x[test] @ model).argmax(axis=1) == y[test])
+    return [np.mean((x[rows] @ model).argmax(axis=1) == y[rows]) for rows in (choose, test)]
 
 
 if __name__ == "__main__":  # workers import this file
     steps = [float(step) for step in np.geomspace(0.03, 30, options.points)]
     with local_worker_pool(2) as workers, ClusterCoordinator(workers) as coordinator:
         runs = [[coordinator.schedule(accuracy_of, (c, s, options.rounds)) for c in steps] for s in steps]
-        accuracies = np.array(coordinator.fetch(runs))
+        accuracies, tested = np.moveaxis(np.array(coordinator.fetch(runs)), -1, 0)
     axes = (figure := Figure(figsize=(5, 4), layout="constrained")).add_subplot()
-    figure.colorbar(axes.imshow(accuracies, origin="lower"), label=f"accuracy after {options.rounds} rounds")
+    figure.colorbar(axes.imshow(accuracies, origin="lower"), label=f"validation accuracy after {options.rounds} rounds")
     ticks, labels = range(len(steps)), [f"{step:.2g}" for step in steps]
     axes.set(xticks=ticks, xticklabels=labels, xlabel="step size of clients")
     axes.set(yticks=ticks, yticklabels=labels, ylabel="step size of the server")
     options.out.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture := options.out / "hyperparameter_sweep.svg")
-    server, client = (steps[place] for place in np.unravel_index(accuracies.argmax(), accuracies.shape))
-    print(f"best accuracy {accuracies.max():.2f} with step {client:.2g} of clients and {server:.2g} of the server")
-    print("picture:", picture)
+    server, client = best = np.unravel_index(accuracies.argmax(), accuracies.shape)
+    found = f"the best steps: {labels[client]} of clients, {labels[server]} of the server"
+    print(f"accuracy {tested[best]:.2f} on held-out digits with {found}\npicture: {picture}")
