@@ -1,8 +1,8 @@
 """Median, trimmed mean and multi-Krum against clients that attack (Yin et al., 2018; Blanchard et al., 2017).
 
 Clients return how training changed the model, attackers -10 times that; the server combines the list of n changes.
-Median and trimmed mean look at each weight alone. Krum sums each change's squared distances to its n - f - 2 nearest
-ones, for f attackers; multi-Krum is the mean of the n - f changes with the least sums.
+Median and trimmed mean look at each weight alone. For f attackers, Krum sums each change's squared distances to its
+n - f - 2 nearest ones; multi-Krum is the mean of the n - f changes with the least sums. It needs 2 f + 2 < n.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser(description="Robust aggregation")
 parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
-parser.add_argument("--attackers", type=int, default=6, help="how many of 30 clients attack (%(default)s)")
+parser.add_argument("--attackers", type=int, default=6, choices=range(14), help="of 30 clients (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 options = parser.parse_args()
 
