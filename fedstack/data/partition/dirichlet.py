@@ -77,7 +77,8 @@ class DirichletPartitioner(Partitioner):
     def _divide(self, data: object, random: np.random.Generator) -> tuple[NDArray[np.intp], range]:
         labels = labels_of(data, self.partition_by, self._name)
         clients, rows = self.num_partitions, len(labels.codes)
-        check_enough_rows(clients, rows, self._name)
+        if self.min_partition_size:
+            check_enough_rows(clients, rows, self._name)
         alphas = _alphas(self.alpha, clients, "client")
         smallest: list[int] = []
         for _ in range(_MOST_DRAWS if clients * self.min_partition_size <= rows else 0):

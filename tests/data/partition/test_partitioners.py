@@ -127,6 +127,14 @@ def test_each_client_has_at_least_the_smallest_size_or_an_error_says_what_to_cha
         DirichletPartitioner(10, alpha=0.1, min_partition_size=201).partition(DIGITS)
 
 
+@pytest.mark.parametrize("balanced", [False, True])
+def test_there_may_be_more_clients_than_rows_if_clients_without_rows_are_allowed(balanced):
+    partitioner = DirichletPartitioner(400, alpha=0.3, min_partition_size=0, self_balancing=balanced)
+    partition = partitioner.partition(DIGITS[:300])
+    assert len(partition) == 400
+    check_each_row_once(partition, 300)
+
+
 def test_balancing_makes_sizes_differ_less():
     spread = [
         np.mean([DirichletPartitioner(10, alpha=0.5, min_partition_size=0, self_balancing=balanced)
