@@ -1,4 +1,4 @@
-"""One GPU per worker: each worker is a process with its own CUDA_VISIBLE_DEVICES, and sees no other GPU.
+"""One GPU per worker: each worker is a process with its own CUDA_VISIBLE_DEVICES, and sees no other GPU. Needs JAX.
 
 FedAvg (McMahan et al., 2017): model = mean_k model_k. A worker trains one client at a time, on the device that JAX
 finds there: its GPU, or the CPU on a machine without.
@@ -35,7 +35,8 @@ slope = jax.jit(jax.grad(lambda model, x, y: -jax.nn.log_softmax(x @ model)[np.a
 def train_on_client(model, batches):
     for x, y in zip(batches["x"], batches["y"]):
         model = model - 0.5 * slope(model, x, y)
-    return {"model": model, "device": f"GPU {os.environ['CUDA_VISIBLE_DEVICES']} ({model.device.platform})"}
+    kind = {"gpu": "GPU", "cpu": "CPU, worker"}.get(model.device.platform, model.device.platform)
+    return {"model": model, "device": f"{kind} {os.environ['CUDA_VISIBLE_DEVICES']}"}
 
 
 @fl.federated_computation(fl.FederatedType(MODEL, fl.SERVER), fl.FederatedType(BATCHES, fl.CLIENTS))
@@ -53,9 +54,11 @@ with pool, fedstack.create_sync_remote_execution_context(pool):
         model, used = train_round(model, [{"x": x[rows], "y": y[rows]} for rows in drawn])
         devices, accuracy = devices + used, np.mean((x[test] @ model).argmax(axis=1) == y[test])
         print(f"round {number}: accuracy {accuracy:.3f}")
-axes = (figure := Figure(figsize=(6.4, 2.4), layout="constrained")).add_subplot(xlabel="clients trained")
+axes = (figure := Figure(figsize=(6.4, 2.4), layout="constrained")).add_subplot(
+    xlabel="clients trained", ylabel="device"
+)
 axes.barh(*np.unique(np.array(devices, str), return_counts=True))
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "gpu_per_worker.svg")
-where = "each on its GPU" if all(b"gpu" in name for name in devices) else "on the CPU, as JAX found no GPU"
+where = "each on its GPU" if all(b"GPU" in name for name in devices) else "on the CPU, as JAX found no GPU"
 print(f"accuracy {accuracy:.2f} after {number} rounds on {len(set(devices))} workers, {where}\npicture: {picture}")
