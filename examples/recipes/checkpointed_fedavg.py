@@ -18,7 +18,7 @@ PER_ROUND, STEPS, RATE, SEED = 10, 10, np.float32(0.3), 0
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=20, help="how many rounds, with those that are there (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for run and picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 x, y = np.float32(load_digits().data / 16), np.int32(load_digits().target)
 held_out, rest = np.split(np.random.default_rng(SEED).permutation(len(y)), [360])
 split = DirichletPartitioner(20, alpha=0.3).partition(y[rest], seed=SEED)

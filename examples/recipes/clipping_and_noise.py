@@ -19,7 +19,7 @@ from fedstack.data.partition import DirichletPartitioner
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=20, help="how many rounds (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 CLIENTS, CLIP, NOISE, DELTA, (x, y) = 300, 1.0, 4.0, 1e-3, load_digits(return_X_y=True)
 x, y = np.insert(x / 16, 0, 1, axis=1).astype(np.float32), y.astype(np.int32)
 test, train = np.split(np.random.default_rng(0).permutation(len(y)), [297])

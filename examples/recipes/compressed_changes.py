@@ -19,7 +19,7 @@ from fedstack.data.partition import DirichletPartitioner
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=40, help="how many rounds (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 x, y = np.float32(np.insert(load_digits().data / 16, 0, 1, axis=1)), np.int32(load_digits().target)
 test, train = np.split(np.random.default_rng(0).permutation(len(y)), [360])
 clients = DirichletPartitioner(20, alpha=0.3).partition(y[train], seed=0).split({"x": x[train], "y": y[train]})

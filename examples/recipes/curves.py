@@ -22,7 +22,7 @@ GIVEN = [MODEL, MODEL, np.float32]
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=40, help="how many rounds (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 
 
 @fedstack.python_computation([GIVEN, MODEL, ROWS], [MODEL, MODEL])

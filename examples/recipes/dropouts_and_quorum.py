@@ -23,7 +23,7 @@ FAILURES = fedstack.ClientFailures(tolerate=0.5, min_clients=10, enough=0.8, ret
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=15, help="how many rounds (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 
 
 @fedstack.python_computation([MODEL, WORK], {"model": MODEL, "rows": np.float32})

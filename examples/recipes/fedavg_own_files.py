@@ -18,7 +18,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--data", type=Path, help="the folder with the files; without, one is made of digits")
 parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 if not options.data:
     (folder := options.out / "clients").mkdir(parents=True, exist_ok=True)
     data, names = np.column_stack(load_digits(return_X_y=True)) / ([16] * 64 + [1]), [*map(str, range(64)), "digit"]
@@ -32,8 +32,8 @@ for path in files:
         rows = np.array(cells, np.float32)
     except ValueError as error:
         parser.error(f"{path}: {error}")
-    if [*head] != names or not cells or not np.isfinite(rows).all() or (rows[:, -1] != abs(rows[:, -1] // 1)).any():
-        parser.error(f"{path}: expected the columns of {files[0]}, and rows of numbers that end with a class 0, 1, …")
+    if [*head] != names or len(rows) < 2 or not np.isfinite(rows).all() or (rows[:, -1] != abs(rows[:, -1] // 1)).any():
+        parser.error(f"{path}: expected the columns of {files[0]}, and two rows or more that end with a class 0, 1, …")
     clients.append({"x": np.insert(rows[:, :-1], 0, 1, axis=1), "y": rows[:, -1].astype(np.int32)})
 training = [{name: np.delete(rows, np.s_[::5], axis=0) for name, rows in client.items()} for client in clients]
 held_out = {name: np.concatenate([client[name][::5] for client in clients]) for name in ("x", "y")}

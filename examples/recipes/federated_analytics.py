@@ -19,7 +19,7 @@ from fedstack.data.partition import LinearPartitioner
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=16, help="how many rounds (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 
 values = load_breast_cancer().data[:, 0]  # the radii of 569 tumors
 clients = LinearPartitioner(30).partition(values, seed=0).split(values)

@@ -21,7 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=12, help="the most letters of a word (%(default)s)")
 parser.add_argument("--least", type=int, default=8, help="how many of 30 clients have a word (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 MOST, LONGEST, LETTERS = 200, 24, "\0abcdefghijklmnopqrstuvwxyz"  # \0 ends a word
 text = "".join(getattr(datasets, f"load_{name}")().DESCR for name in ("breast_cancer", "digits", "iris", "wine"))
 words = np.array(re.findall("[a-z]{3,23}", text.lower()))

@@ -21,7 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
 parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 
 
 @fedstack.python_computation([BODY, HEAD, ROWS], {"body": BODY, "head": HEAD, "rows": np.float32})

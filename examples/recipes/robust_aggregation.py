@@ -20,7 +20,7 @@ parser = argparse.ArgumentParser(description="Robust aggregation")
 parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
 parser.add_argument("--attackers", type=int, default=6, choices=range(14), help="of 30 clients (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 
 pixels, digits = load_digits(return_X_y=True)
 x, y = np.insert(pixels / 16, 0, 1, axis=1).astype(np.float32), digits.astype(np.int32)

@@ -21,7 +21,7 @@ from fedstack.data.partition import DirichletPartitioner
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=15, help="how many rounds (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 x, y = load_digits(return_X_y=True)
 x, y = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8), y.astype(np.int64)
 test, train = np.split(np.random.default_rng(0).permutation(len(y)), [360])

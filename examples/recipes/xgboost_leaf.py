@@ -19,7 +19,7 @@ from fedstack.data.partition import DirichletPartitioner
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=8, help="how many rounds (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-options = parser.parse_args()
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 
 x, y = load_breast_cancer(return_X_y=True)
 test, train = np.split(np.random.default_rng(0).permutation(len(y)), [170])

@@ -124,6 +124,12 @@ def test_a_recipe_draws_its_picture_and_says_what_it_has_found(
     assert [path.name for path in folder.iterdir()] == ["made"]  # nothing is left elsewhere
 
 
+def test_a_recipe_refuses_to_have_no_rounds(run: Callable[..., int], tmp_path: Path) -> None:
+    (folder := tmp_path / "here").mkdir()
+    assert run(folder, RECIPES["fedavg_own_files"], "--rounds", "0") == 2
+    assert "error: expected at least one round" in (tmp_path / "stderr").read_text(encoding="utf-8")
+
+
 def error_of_reading(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Returns what the recipe for files says of a folder that it cannot use."""
     names = {"np": np, "parser": argparse.ArgumentParser(), "options": argparse.Namespace(data=folder)}
@@ -134,8 +140,8 @@ def error_of_reading(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    ["age,sick\n", "sick,age\n50,1\n", "age\n1\n", "age,sick\n50\n", "age,sick\n50,1,1\n"]
-    + [f"age,sick\n{row}\n" for row in ("?,1", "nan,1", ",1", "50,yes", "50,-1", "50,0.5", "50,inf")],
+    ["age,sick\n", "age,sick\n50,1\n", "sick,age\n50,1\n", "age\n1\n", "age,sick\n50\n", "age,sick\n50,1,1\n"]
+    + [f"age,sick\n40,0\n{row}\n" for row in ("?,1", "nan,1", ",1", "50,yes", "50,-1", "50,0.5", "50,inf")],
 )
 def test_an_own_file_that_cannot_be_used_is_named(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -158,7 +164,7 @@ def test_own_files_and_failing_clients_join_a_run_that_goes_on_as_its_page_says(
     script = script[: script.index("x, y = ")] + READING + table.source + script[script.index("MODEL, ROWS = ") :]
     [option] = re.findall(r'parser\.add_argument\("--data".*\n', OWN)
     [policy] = re.findall(r"client_failures=[\w.]+\(.*?\)", page)
-    script = script.replace("options = parser", f"{option}options = parser")
+    script = script.replace("(options := parser", f"{option}(options := parser")
     script = script.replace("local_execution_context()", f"local_execution_context({policy})")
     (joined := tmp_path / "joined.py").write_text(script, encoding="utf-8")
     (files := tmp_path / "files").mkdir()
@@ -189,6 +195,7 @@ def test_a_recipe_is_short_and_compiles(name: str) -> None:
     source = RECIPES[name].read_text(encoding="utf-8")
     assert len(source.splitlines()) <= LONGER.get(name, MOST_LINES)
     assert compile(source, name, "exec")
+    assert '.rounds > 0 or parser.error("expected at least one round")' in source
     # Python looks for modules in the folder of the script first. JAX looks for `compression`, which Python 3.14 has.
     assert name not in {*sys.stdlib_module_names, "compression"}
 
