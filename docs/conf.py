@@ -5,9 +5,13 @@ site. Files in reStructuredText are for the site alone: its first page, and the 
 """
 
 import importlib
+import inspect
 import re
 import sys
+from collections.abc import Container, Iterator
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -63,6 +67,7 @@ html_copy_source = False
 html_show_copyright = False  # LICENSE says whose it is
 html_theme_options = {"top_of_page_buttons": []}
 
+_DESCRIPTORS = (property, cached_property, classmethod, staticmethod)
 _GROUPS = re.compile(r"^## (?P<caption>.+)\n(?P<text>(?:(?!^## ).*\n)*)", re.MULTILINE)
 
 
@@ -97,15 +102,28 @@ def as_restructured_text(app: Sphinx, what: str, name: str, item: object, option
     lines[:] = re.sub(r"(?<=\w)`(?=[a-z])", r"`\\ ", text).split("\n")
 
 
+def undocumented(module: ModuleType, shown: Container[str]) -> Iterator[str]:
+    """Yields public classes, their methods and properties, and functions without a docstring, or that no page shows."""
+    for name in getattr(module, "__all__", ()):
+        item = getattr(module, name)
+        members = vars(item) if inspect.isclass(item) else {}
+        named = {name: item} if callable(item) else {}
+        named |= {
+            f"{name}.{member}": getattr(item, member)
+            for member, value in members.items()
+            if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, _DESCRIPTORS))
+        }
+        for path, value in named.items():
+            has_text = value.__doc__ or (path != name and inspect.getdoc(value))  # methods show that of a base class
+            if not (has_text and f"{module.__name__}.{path}" in shown):
+                yield f"{module.__name__}.{path}"
+
+
 def check_public_names(app: Sphinx, env: BuildEnvironment) -> None:
-    """Warns of public classes and functions that have no docstring of their own, or that no page shows."""
-    shown = env.domains.python_domain.objects
+    """Warns of public names that the reference lacks, which autodoc leaves out in silence."""
     for page in sorted((DOCS / "api").glob("fedstack*.rst")):
-        module = importlib.import_module(page.stem)
-        for name in getattr(module, "__all__", ()):
-            item = getattr(module, name)
-            if callable(item) and not (item.__doc__ and f"{page.stem}.{name}" in shown):
-                logging.getLogger(__name__).warning("%s.%s is public and not documented", page.stem, name)
+        for name in undocumented(importlib.import_module(page.stem), env.domains.python_domain.objects):
+            logging.getLogger(__name__).warning("%s is public and not documented", name)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,9 +1,11 @@
 """The public names, written down a second time so that no change of them goes unnoticed."""
 
 import importlib
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -221,6 +223,26 @@ def test_every_public_name_is_there_and_documented(module: str) -> None:
 def test_the_site_has_a_page_for_every_package() -> None:
     pages = {path.stem for path in (ROOT / "docs" / "api").glob("fedstack*.rst")}
     assert pages == {*PUBLIC_NAMES, "fedstack.errors"}
+
+
+def test_the_site_is_not_built_while_a_method_has_no_docstring() -> None:
+    class Shown:
+        """A class."""
+
+        def told(self) -> None:
+            """A method."""
+
+        def untold(self) -> None: ...
+
+        @property
+        def odd(self) -> None: ...
+
+    module = ModuleType("room")
+    vars(module).update(__all__=["Shown"], Shown=Shown)
+    undocumented = runpy.run_path(str(ROOT / "docs" / "conf.py"))["undocumented"]
+    pages = {f"room.Shown{name}" for name in ("", ".told", ".untold", ".odd")}
+    assert list(undocumented(module, pages)) == ["room.Shown.untold", "room.Shown.odd"]
+    assert next(undocumented(module, pages - {"room.Shown.told"})) == "room.Shown.told"
 
 
 def test_the_front_door_has_at_most_forty_names() -> None:
