@@ -18,12 +18,13 @@ from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=20, help="how many rounds (%(default)s)")
+parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 (options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 CLIENTS, CLIP, NOISE, DELTA, (x, y) = 300, 1.0, 4.0, 1e-3, load_digits(return_X_y=True)
 x, y = np.insert(x / 16, 0, 1, axis=1).astype(np.float32), y.astype(np.int32)
-test, train = np.split(np.random.default_rng(0).permutation(len(y)), [297])
-partition = DirichletPartitioner(CLIENTS, alpha=0.3, min_partition_size=0).partition(y[train], seed=0)
+test, train = np.split(np.random.default_rng(options.seed).permutation(len(y)), [297])
+partition = DirichletPartitioner(CLIENTS, alpha=0.3, min_partition_size=0).partition(y[train], seed=options.seed)
 MODEL, ROWS = (np.float32, [65, 10]), {"x": (np.float32, [None, 65]), "y": (np.int32, [None])}
 
 
@@ -51,13 +52,12 @@ def epsilon(z, rounds):
 
 
 fedstack.set_sync_local_execution_context()
-clients, random = partition.split({"x": x[train], "y": y[train]}), np.random.default_rng(0)
-axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="accuracy")
+clients, random = partition.split({"x": x[train], "y": y[train]}), np.random.default_rng(options.seed)
+axes = (figure := Figure((6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="held-out accuracy")
 for z in (0, NOISE):
     model, curve = np.zeros((65, 10), np.float32), []
     for _ in range(options.rounds):
-        noise = random.normal(0, z * CLIP, model.shape)
-        model = (model + (sum_of_changes(model, clients) + noise) / CLIENTS).astype(np.float32)
+        model += (sum_of_changes(model, clients) + random.normal(0, z * CLIP, model.shape)) / CLIENTS
         curve.append(np.mean((x[test] @ model).argmax(axis=1) == y[test]))
     axes.plot(range(1, len(curve) + 1), curve, label=f"noise multiplier {z:g}")
 axes.legend()

@@ -19,13 +19,13 @@ from fedstack.data.partition import DirichletPartitioner
 parser = argparse.ArgumentParser(description="Robust aggregation")
 parser.add_argument("--rounds", type=int, default=30, help="how many rounds (%(default)s)")
 parser.add_argument("--attackers", type=int, default=6, choices=range(14), help="of 30 clients (%(default)s)")
+parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 (options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 
-pixels, digits = load_digits(return_X_y=True)
-x, y = np.insert(pixels / 16, 0, 1, axis=1).astype(np.float32), digits.astype(np.int32)
-test, train = np.split(np.random.default_rng(0).permutation(len(y)), [360])
-clients = DirichletPartitioner(30, alpha=0.3).partition(y[train], 0).split({"x": x[train], "y": y[train]})
+x, y = np.float32(np.insert(load_digits().data / 16, 0, 1, axis=1)), np.int32(load_digits().target)
+test, train = np.split(np.random.default_rng(options.seed).permutation(len(y)), [360])
+clients = DirichletPartitioner(30, alpha=0.3).partition(y[train], options.seed).split({"x": x[train], "y": y[train]})
 clients = [{**rows, "sign": np.float32(-10 if k < options.attackers else 1)} for k, rows in enumerate(clients)]
 MODEL, ROWS = (np.float32, [65, 10]), {"x": (np.float32, [None, 65]), "y": (np.int32, [None]), "sign": np.float32}
 
@@ -55,7 +55,7 @@ def multi_krum(changes, axis, f=options.attackers):
 
 
 fedstack.set_sync_local_execution_context()
-axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="accuracy")
+axes = (figure := Figure((6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="held-out accuracy")
 for rule in (np.mean, np.median, trimmed_mean, multi_krum):
     model, curve = np.zeros((65, 10), np.float32), []
     for _ in range(options.rounds):
