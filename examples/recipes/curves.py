@@ -62,7 +62,7 @@ def accuracies(name, seed):
 
 
 fedstack.set_sync_local_execution_context()
-axes = (figure := Figure(figsize=(6.4, 4), layout="constrained")).add_subplot(xlabel="round", ylabel="accuracy")
+axes = (figure := Figure((6.4, 4), layout="constrained")).add_subplot(xlabel="round", ylabel="held-out accuracy")
 for name in ("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi"):
     curves = np.array([list(accuracies(name, seed)) for seed in range(SEEDS)])
     style = "--" if name == "FedYogi" else "-"  # it hides FedAdam

@@ -49,7 +49,7 @@ held_out, rest = np.split(np.random.default_rng(options.seed).permutation(len(y)
 split = DirichletPartitioner(CLIENTS, alpha=0.1, min_partition_size=5).partition(y[rest], seed=options.seed)
 clients = split.split({"x": x[rest] / 16, "y": y[rest].astype(np.int32)})
 fedstack.set_sync_local_execution_context()
-axes, last = Figure(figsize=(6.4, 4), layout="constrained").add_subplot(xlabel="round", ylabel="accuracy"), {}
+axes, last = Figure((6.4, 4), layout="constrained").add_subplot(xlabel="round", ylabel="held-out accuracy"), {}
 for name, mu in (("FedAvg without slow clients", 0.0), ("FedAvg with their models", 0.0), ("FedProx, mu = 0.1", 0.1)):
     random, curve = np.random.default_rng(options.seed), []
     model = [random.normal(0, 0.2, shape).astype(np.float32) for _, shape in MODEL]

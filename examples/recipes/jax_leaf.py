@@ -62,7 +62,7 @@ for number in range(1, options.rounds + 1):
     model = train_round(model, [{name: rows[name][places] for name in rows} for rows, places in zip(clients, drawn)])
     curve.append(float((logits(model, x[test]).argmax(axis=1) == y[test]).mean()))
     print(f"round {number}: accuracy {curve[-1]:.3f}")
-axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="accuracy")
+axes = (figure := Figure((6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="held-out accuracy")
 axes.plot(range(1, len(curve) + 1), curve)
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "jax_leaf.svg")

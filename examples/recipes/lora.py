@@ -19,12 +19,12 @@ from fedstack.data.partition import DirichletPartitioner
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=20, help="how many rounds (%(default)s)")
+parser.add_argument("--seed", type=int, default=0, help="a seed for the split and all that is drawn (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
 (options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
-x, y = load_digits(return_X_y=True)
-x, y, random = (x / 16).astype(np.float32).reshape(-1, 8, 8), y.astype(np.int32), np.random.default_rng(0)
-public, test, train = np.split(random.permutation(len(y)), [500, 860])
-clients = [train[rows] for rows in DirichletPartitioner(20, alpha=0.3).partition(y[train], seed=0)]
+x, y = np.float32(load_digits().images / 16), np.int32(load_digits().target)
+public, test, train = np.split((random := np.random.default_rng(options.seed)).permutation(len(y)), [500, 860])
+clients = [train[rows] for rows in DirichletPartitioner(20, alpha=0.3).partition(y[train], seed=options.seed)]
 BATCHES = {"x": (np.float32, [6, 16, 8, 8]), "y": (np.int32, [6, 16])}
 ADAPTED = {"query": (64, 64), "key": (64, 64), "value": (64, 64), "up": (64, 256), "down": (256, 64)}
 SHAPES = {**ADAPTED, "pixels": (8, 64), "rows": (8, 64), "digits": (64, 10)}
@@ -67,7 +67,7 @@ def federate(sent, rate, clients, x, rounds):
 fedstack.set_sync_local_execution_context()
 model = {name: random.normal(0, shape[0] ** -0.5, shape).astype(np.float32) for name, shape in SHAPES.items()}
 base, *_ = federate(model, 3e-3, [public], x, rounds=40)
-adapters = {name: (0 * base[name][:, :2], base[name][:2]) for name in ADAPTED}  # B is 0 at first
+adapters = {name: (0 * base[name][:, :2], base[name][:2]) for name in ADAPTED}  # Hu et al. draw A at random
 axes, said = Figure(figsize=(6.4, 3.6), layout="constrained").subplots(), []
 for name, sent, rate in [("adapters", adapters, 3e-2), ("the whole model", base, 3e-3)]:
     _, curve, size = federate(sent, rate, clients, x[:, ::-1], options.rounds)

@@ -49,7 +49,7 @@ held_out, rest = np.split(np.random.default_rng(options.seed).permutation(len(y)
 split = PathologicalPartitioner(CLIENTS, num_classes_per_partition=2).partition(y[rest], seed=options.seed)
 clients = split.split({"x": x[rest], "y": y[rest]})  # two digits each
 fedstack.set_sync_local_execution_context()
-axes, last = Figure((6.4, 4), layout="constrained").add_subplot(xlabel="round", ylabel="accuracy"), {}
+axes, last = Figure((6.4, 4), layout="constrained").add_subplot(xlabel="round", ylabel="held-out accuracy"), {}
 for name in ("FedAvg", "SCAFFOLD"):
     model, control = np.zeros((2, 64, 10), np.float32)
     controls, curve = fedstack.ClientStates(like=control), []

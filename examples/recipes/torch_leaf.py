@@ -62,7 +62,7 @@ for number in range(1, options.rounds + 1):
     model = train_round(model, data)
     curve.append(float((network_of(model)(torch.tensor(x[test])).argmax(1).numpy() == y[test]).mean()))
     print(f"round {number}: accuracy {curve[-1]:.3f}")
-axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="accuracy")
+axes = (figure := Figure((6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="held-out accuracy")
 axes.plot(range(1, len(curve) + 1), curve)
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "torch_leaf.svg")

@@ -52,7 +52,7 @@ for number in range(1, options.rounds + 1):
     trees += grow_trees(np.array(trees, object), clients)
     curve.append(np.mean((margins(trees, x[test]) > 0) == y[test]))
     print(f"round {number}: {len(trees)} trees, accuracy {curve[-1]:.3f}")
-axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="accuracy")
+axes = (figure := Figure((6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="held-out accuracy")
 axes.plot(range(1, len(curve) + 1), curve)
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "xgboost_leaf.svg")
