@@ -21,6 +21,8 @@ from fedstack.transport.peers.methods import Method, ServerFacts, Service, Unary
 _logger = logging.getLogger(__name__)
 # A loop whose heartbeat is later than this counts as blocked.
 STALL_SECONDS = 0.1
+# Shorter stalls are common on busy machines and hurt nobody; status, metrics and events have them.
+_SECONDS_TO_WARN = 1.0
 _BEAT_SECONDS = 0.1
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
@@ -57,7 +59,7 @@ class StallCounts:
         self.longest_seconds = max(self.longest_seconds, late)
         if observers.present:
             observers.tell(LoopStalled(seconds=late))
-        if now < self._quiet_until:
+        if late < _SECONDS_TO_WARN or now < self._quiet_until:
             return None
         self._quiet_until = now + _SECONDS_BETWEEN_WARNINGS
         return late
