@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 import fedstack
 from fedstack.data.partition import DirichletPartitioner
 
-SEEDS, STEPS, RATE, (X, Y) = 3, 10, np.float32(0.5), load_digits(return_X_y=True)
+SEEDS, STEPS, RATE, TAU, (X, Y) = 3, 10, np.float32(0.5), np.float32(0.001), load_digits(return_X_y=True)
 MODEL, ROWS = (np.float32, [64, 10]), {"x": (np.float32, [None, 64]), "y": (np.int32, [None])}
 GIVEN = [MODEL, MODEL, np.float32]
 parser = argparse.ArgumentParser()
@@ -44,7 +44,8 @@ def accuracies(name, seed):
     test, rest = np.split(np.random.default_rng(seed).permutation(len(Y)), [360])
     split = DirichletPartitioner(20, alpha=0.1, min_partition_size=5).partition(Y[rest], seed=seed)
     clients = split.split({"x": (X[rest] / 16).astype(np.float32), "y": Y[rest].astype(np.int32)})
-    model, control, momentum, square = np.zeros((4, 64, 10), np.float32)
+    model, control, momentum = np.zeros((3, 64, 10), np.float32)
+    square = np.full_like(model, TAU**2)  # the least with which Reddi et al. start
     controls = fedstack.ClientStates(like=control)
     for number in range(options.rounds):
         ids = np.random.default_rng([seed, number]).choice(20, 10, replace=False)
@@ -56,21 +57,24 @@ def accuracies(name, seed):
         if name in ("FedAdam", "FedYogi"):
             momentum, gap = 0.9 * momentum + 0.1 * change, change**2 - square
             square = square + 0.01 * (gap if name == "FedAdam" else np.sign(gap) * change**2)
-            change = 0.1 * momentum / (np.sqrt(square) + 0.001)
+            change = 0.1 * momentum / (np.sqrt(square) + TAU)
         model = (model + change).astype(np.float32)
         yield np.mean((X[test] @ model).argmax(axis=1) == Y[test])
 
 
 fedstack.set_sync_local_execution_context()
-axes = (figure := Figure((6.4, 4), layout="constrained")).add_subplot(xlabel="round", ylabel="held-out accuracy")
-for name in ("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi"):
-    curves = np.array([list(accuracies(name, seed)) for seed in range(SEEDS)])
-    style = "--" if name == "FedYogi" else "-"  # it hides FedAdam
-    [line] = axes.plot(range(1, options.rounds + 1), curves.mean(axis=0), style, label=name)
-    axes.fill_between(line.get_xdata(), curves.min(axis=0), curves.max(axis=0), alpha=0.15, color=line.get_color())
+panels = (figure := Figure((8, 5), layout="constrained")).subplots(2, 3, sharey=True).flat
+rounds, found = range(1, options.rounds + 1), {}
+for name, axes in zip(("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi"), panels):
+    found[name] = curves = np.array([list(accuracies(name, seed)) for seed in range(SEEDS)])
+    axes.fill_between(rounds, curves.min(axis=0), curves.max(axis=0), alpha=0.3, label="lowest to highest seed")
+    axes.plot(rounds, curves.mean(axis=0), label="mean of the seeds")
+    axes.plot(rounds, found["FedAvg"].mean(axis=0), "k:", linewidth=1, label="mean of FedAvg")
+    axes.set(title=name, xlabel="round", ylabel="held-out accuracy")
     last = curves[:, -5:].mean(axis=1)
     print(f"{name}: accuracy {last.mean():.3f} on average of {SEEDS} seeds, {last.min():.3f} to {last.max():.3f}")
-axes.legend()
+figure.delaxes(panels[5])
+figure.legend(*axes.get_legend_handles_labels(), loc=(0.7, 0.2))
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "curves.svg")
 print("picture:", picture)
