@@ -53,7 +53,7 @@ axes = figure.add_subplot(xlabel="radius", ylabel="tumors")
 axes.stairs(histogram, edges, fill=True, alpha=0.5)
 for share, quantile in zip(QUANTILES, middle):
     axes.axvline(quantile, color="k", linewidth=1)
-    axes.text(quantile, histogram.max(), f"{share:.0%} ", rotation=90, ha="right", va="top")
+    axes.annotate(f"{share:.0%}", (quantile, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom")
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "federated_analytics.svg")
 error = np.abs(middle - np.quantile(values, QUANTILES, method="inverted_cdf")).max()

@@ -1,7 +1,6 @@
 """A network of JAX in clients, trained with an optimizer of optax (FedAvg, McMahan et al., 2017).
 
-The function of a client is traced once, compiled by XLA, and runs for several clients in one call. For that it has
-known shapes: each client passes 8 batches of 32 images a round, drawn from its own. A model is a dict of arrays.
+XLA compiles the clients' function, and runs it for several at once. Hence known shapes: 8 batches of 32 images a round.
 """
 
 import argparse
@@ -64,6 +63,7 @@ for number in range(1, options.rounds + 1):
     print(f"round {number}: accuracy {curve[-1]:.3f}")
 axes = (figure := Figure((6.4, 3.6), layout="constrained")).add_subplot(xlabel="round", ylabel="held-out accuracy")
 axes.plot(range(1, len(curve) + 1), curve)
+axes.locator_params(axis="x", integer=True)
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "jax_leaf.svg")
 print(f"accuracy {curve[-1]:.2f} on held-out digits after {options.rounds} rounds\npicture: {picture}")
