@@ -44,8 +44,7 @@ def accuracies(name, seed):
     test, rest = np.split(np.random.default_rng(seed).permutation(len(Y)), [360])
     split = DirichletPartitioner(20, alpha=0.1, min_partition_size=5).partition(Y[rest], seed=seed)
     clients = split.split({"x": (X[rest] / 16).astype(np.float32), "y": Y[rest].astype(np.int32)})
-    model, control, momentum = np.zeros((3, 64, 10), np.float32)
-    square = np.full_like(model, TAU**2)  # the least with which Reddi et al. start
+    model, control, momentum, square = *np.zeros((3, 64, 10), np.float32), np.full((64, 10), TAU**2)
     controls = fedstack.ClientStates(like=control)
     for number in range(options.rounds):
         ids = np.random.default_rng([seed, number]).choice(20, 10, replace=False)
@@ -63,18 +62,19 @@ def accuracies(name, seed):
 
 
 fedstack.set_sync_local_execution_context()
-panels = (figure := Figure((8, 5), layout="constrained")).subplots(2, 3, sharey=True).flat
-rounds, found = range(1, options.rounds + 1), {}
-for name, axes in zip(("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi"), panels):
-    found[name] = curves = np.array([list(accuracies(name, seed)) for seed in range(SEEDS)])
-    axes.fill_between(rounds, curves.min(axis=0), curves.max(axis=0), alpha=0.3, label="lowest to highest seed")
-    axes.plot(rounds, curves.mean(axis=0), label="mean of the seeds")
-    axes.plot(rounds, found["FedAvg"].mean(axis=0), "k:", linewidth=1, label="mean of FedAvg")
-    axes.set(title=name, xlabel="round", ylabel="held-out accuracy")
-    last = curves[:, -5:].mean(axis=1)
+found = {}
+for name in ("FedAvg", "FedProx", "SCAFFOLD", "FedAdam", "FedYogi"):
+    found[name] = np.array([list(accuracies(name, seed)) for seed in range(SEEDS)])
+    last = found[name][:, -5:].mean(axis=1)
     print(f"{name}: accuracy {last.mean():.3f} on average of {SEEDS} seeds, {last.min():.3f} to {last.max():.3f}")
-figure.delaxes(panels[5])
-figure.legend(*axes.get_legend_handles_labels(), loc=(0.7, 0.2))
+figure, rounds = Figure((6.4, 5), layout="constrained"), range(1, options.rounds + 1)
+for name, axes in zip([*found][1:], figure.subplots(2, 2, sharex=True, sharey=True).flat):
+    axes.fill_between(rounds, found[name].min(axis=0), found[name].max(axis=0), alpha=0.3)
+    axes.plot(rounds, found[name].mean(axis=0), label=name)
+    axes.plot(rounds, found["FedAvg"].mean(axis=0), "k:", label="FedAvg")
+    axes.legend(loc="lower right")
+figure.supxlabel("round")
+figure.supylabel("held-out accuracy")
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "curves.svg")
 print("picture:", picture)
