@@ -91,6 +91,22 @@ def add_recipes(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += f"\n```{{literalinclude}} ../../examples/recipes/{recipe}.py\n:language: python\n```\n"
 
 
+def put_side_by_side(app: Sphinx, name: str, source: list[str]) -> None:
+    """Puts fedstack's code beside that of each other library, which follows the heading with its name."""
+    if name != "docs/coming-from":
+        return
+    own = source[0].partition("```python\n")[2].partition("```")[0]
+    own = own[own.index("@fedstack.python_computation") :]
+    block = "```{{code-block}} python\n:caption: {}\n\n{}```\n"
+
+    def with_own(found: re.Match[str]) -> str:
+        both = block.format(found["library"], found["code"]) + block.format("fedstack", own)
+        return f"{found['heading']}{found['text']}````{{container}} both\n{both}````\n"
+
+    section = r"^(?P<heading>## (?P<library>.+)\n)(?P<text>(?:(?!##|```).*\n)*)```py\n(?P<code>(?:(?!```).*\n)*)```\n"
+    source[0] = re.sub(section, with_own, source[0], flags=re.MULTILINE)
+
+
 def leave_out_of_search(app: Sphinx, env: BuildEnvironment) -> None:
     """Leaves pages out of the search that name everything in a line, before the pages that explain it."""
     env.metadata["CHANGELOG"]["nosearch"] = True
@@ -130,6 +146,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Is called by Sphinx."""
     app.connect("source-read", add_navigation)
     app.connect("source-read", add_recipes)
+    app.connect("source-read", put_side_by_side)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon
     app.connect("env-updated", leave_out_of_search)
     app.connect("env-check-consistency", check_public_names)
