@@ -1,6 +1,7 @@
 """The links of all pages, and the index of docs."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,12 @@ def test_pages_that_code_and_tests_name_exist() -> None:
     }
     assert named
     assert [name for name in sorted(named) if not (ROOT / name[1]).is_file()] == []
+
+
+def test_the_site_has_the_code_of_fedstack_beside_that_of_each_other_library() -> None:
+    source = [(ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")]
+    others = source[0].count("\n```py\n")
+    runpy.run_path(str(ROOT / "docs" / "conf.py"))["put_side_by_side"](None, "docs/coming-from", source)
+    assert others == 5
+    assert source[0].count("\n:caption: fedstack\n\n@fedstack.python_computation") == others
+    assert "\n```py\n" not in source[0]
