@@ -23,6 +23,7 @@ from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
 from fedstack.executors.base.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
+from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, given_up
 from fedstack.program.clients.saved_client_states import SavedClientStates
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
@@ -46,6 +47,23 @@ class _Update:
     def staged(self) -> dict[str, object]:
         """What finds the states again, as JSON."""
         return {"shards": [[shard.name, shard.digest] for shard in self.shards], "next": self.next}
+
+
+@attrs.frozen(eq=False)
+class _Mark:
+    """What belongs to a state that is saved.
+
+    Attributes:
+      attempt: The calls since the states were those of a version.
+      calls: The calls that must succeed first.
+      running: The last one of them, if it runs.
+      before: The states as they are without it.
+    """
+
+    attempt: Attempt
+    calls: "Sequence[asyncio.Task[object]]"
+    running: "asyncio.Task[object] | None"
+    before: _Update
 
 
 class ClientStates(SavedClientStates, StagedReleases):
@@ -109,6 +127,11 @@ class ClientStates(SavedClientStates, StagedReleases):
         self._updates = WeakSet([self._last])
         # The updates by calls of a program, which may be saved after later calls have updated the states again.
         self._by_calls: WeakKeyDictionary[object, _Update] = WeakKeyDictionary()
+        # The states that were saved last, with their program's state.
+        self._saved = self._last
+        self._attempt = Attempt()
+        # A call that has updated the states and has not ended, and the states before it.
+        self._before: tuple[object, _Update] | None = None
         # The last call of a program that updates the states.
         self._call: asyncio.Task[object] | None = None
         # What the names of files begin with that workers write for calls that run.
@@ -168,7 +191,7 @@ class ClientStates(SavedClientStates, StagedReleases):
         self._check_has_begun()
         self.apply(client_ids, states)
 
-    def apply(self, client_ids: Sequence[ClientId], states: Sequence[object]) -> int:
+    def apply(self, client_ids: Sequence[ClientId], states: Sequence[object], call: object = None) -> int:
         """Updates states for `update`, or for a call between `begin` and `end`; returns the number of new states."""
         ids = checked_ids(client_ids)
         if len(ids) != len(states):
@@ -187,6 +210,10 @@ class ClientStates(SavedClientStates, StagedReleases):
             lambda index: f"the state of the client {ids[places[index]]!r}",
         )
         with self._lock:
+            if call is not None:
+                if not self._attempt.has(call):
+                    raise given_up()
+                self._before = call, self._last
             shards = list(written)
             if places:
                 shards += self._store.add(
@@ -259,34 +286,64 @@ class ClientStates(SavedClientStates, StagedReleases):
 
     def begin(self, call: "asyncio.Task[object]") -> None:
         """Notes that a call of a program will update the states. They belong to versions that are saved afterwards."""
-        self._call = call
-
-    def end(self, call: object) -> None:
-        """Notes that a call has ended, with an update or without one."""
         with self._lock:
+            self._call = call
+            self._attempt.begin(call)
+
+    def end(self, call: object, is_done: bool) -> None:
+        """Notes that a call has ended. If it has failed, the states are those before it, and `save` raises its error.
+
+        Args:
+          call: The call.
+          is_done: Whether it has not failed.
+        """
+        with self._lock:
+            if self._before is not None and self._before[0] is call:
+                if not is_done:
+                    self._go_back(self._before[1])
+                self._before = None
+            if is_done or self._manager is None:
+                self._attempt.end(call)
             self._by_calls[call] = self._last
             self._writing.pop(call, None)
+
+    def _go_back(self, update: _Update) -> None:
+        """Returns to the states after an update. Those of later ones may still be read, so their files stay."""
+        self._index = ShardIndex(update.shards)
+        self._last = _Update(update.shards, self._last.next)
+        self._updates.add(self._last)
 
     # How the program's state manager saves states.
 
     def mark(self) -> object:
         """Returns which updates belong to a state; see `StagedReleases.mark`."""
         with self._lock:
-            return self._call, self._last
+            running = None if self._call is None or self._call.done() else self._call
+            return _Mark(self._attempt, self._attempt.calls(), running, self._last)
 
     def staged(self, mark: object) -> Callable[[], Awaitable[object]]:
         """Returns a function that makes the states of a version permanent; see `StagedReleases.staged`."""
-        call, before = cast("tuple[asyncio.Task[object] | None, _Update]", mark)
+        found = cast(_Mark, mark)
 
         async def shards() -> object:
-            if call is not None and not call.done():
-                await asyncio.wait([call])
+            await ended(found.calls)
+            if found.attempt is not self._attempt:
+                raise given_up()
+            check_succeeded(found.calls)
             # Calls that a program has begun since may have updated states that belong to later versions.
-            last = before if call is None else self._by_calls.get(call, before)
+            last = found.before if found.running is None else self._by_calls.get(found.running, found.before)
             await in_thread(lambda: self._store.sync(last.shards))
+            self._saved = last
             return last.staged
 
         return shards
+
+    def give_up(self, mark: object) -> None:
+        """Returns to the states that were saved last; see `StagedReleases.give_up`."""
+        with self._lock:
+            if cast(_Mark, mark).attempt is self._attempt:
+                self._go_back(self._saved)
+                self._attempt = Attempt()
 
     def release_staged(self, staged: object) -> None:
         """Does nothing: the states are in use since they were updated."""
@@ -298,6 +355,7 @@ class ClientStates(SavedClientStates, StagedReleases):
         with self._lock:
             self._index = ShardIndex(shards)
             self._last = _Update(shards, found["next"])
+            self._saved, self._attempt = self._last, Attempt()
             self._updates.add(self._last)
             self._by_calls.clear()
 

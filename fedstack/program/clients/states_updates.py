@@ -49,16 +49,16 @@ class StatesUpdate:
         """Returns where workers may write the new states until the call ends; see `ClientStates.storing`."""
         return None if self.states is None else self.states.storing(call, self.client_ids)
 
-    def end(self, call: object) -> None:
-        """Notes that the call has ended, with an update or without one."""
+    def end(self, call: object, is_done: bool) -> None:
+        """Notes that the call has ended, with all of its updates or with an error."""
         if self.states is not None:
-            self.states.end(call)
+            self.states.end(call, is_done)
 
-    def apply(self, result: object) -> int:
+    def apply(self, call: object, result: object) -> int:
         """Updates the states, and returns for how many clients."""
         if self.states is None:
             return 0
-        return self.states.apply(self.client_ids, cast("Sequence[object]", part_of(result, self.path)))
+        return self.states.apply(self.client_ids, cast("Sequence[object]", part_of(result, self.path)), call)
 
 
 def updates_of(arg: object, parameter: Type | None, result: Type) -> list[StatesUpdate]:

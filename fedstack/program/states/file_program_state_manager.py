@@ -167,7 +167,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
 
         The state is that of the moment of the call: an iterator may go on before the coroutine has ended, or begun.
-        States are saved in the order of the calls.
+        States are saved in the order of the calls. If a call fails whose result a state needs, or that updates states
+        of clients, its error is raised, and states of clients are again those that were saved last.
 
         Args:
           program_state: The state.
@@ -184,8 +185,13 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         check_whole_number("version", version, 0)
         staged = [one.staged(mark) for one, mark in zip(self._releases, marks)]
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            values = await named_values(program_state)
-            releases = {one.name: await found() for one, found in zip(self._releases, staged)}
+            try:
+                values = await named_values(program_state)
+                releases = {one.name: await found() for one, found in zip(self._releases, staged)}
+            except Exception:
+                for one, mark in zip(self._releases, marks):
+                    await in_thread(partial(one.give_up, mark))
+                raise
             await in_thread(lambda: self._save(values, version, releases))
 
     async def releases_of(self, version: int, name: str) -> object | None:

@@ -32,6 +32,13 @@ class StagedReleases:
         """
         raise NotImplementedError
 
+    def give_up(self, mark: object) -> None:
+        """Drops what belongs to a state that cannot be saved, because a call that it needs has failed.
+
+        Args:
+          mark: What `mark` has returned.
+        """
+
     def release_staged(self, staged: object) -> None:
         """Releases what `staged` has returned, once the state is saved."""
         raise NotImplementedError

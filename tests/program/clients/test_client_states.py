@@ -1,6 +1,8 @@
 """The states of clients: read, updated, saved with the state of a program, and removed with its last version."""
 
 import asyncio
+import contextlib
+import gc
 import random
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from fedstack.errors import (
     ContextError,
     InvalidComputationError,
     InvalidValueError,
+    LeafError,
     ProgramStateError,
     TypeMismatchError,
 )
@@ -39,6 +42,23 @@ def moved(control, x):
 def step(controls, xs):
     changed = fl.federated_map(moved, (controls, xs))
     return fl.federated_sum(changed), changed
+
+
+@fl.federated_computation(fl.FederatedType(CONTROL, fl.CLIENTS), fl.FederatedType(np.float32, fl.CLIENTS))
+def changed(controls, xs):
+    return fl.federated_map(moved, (controls, xs))
+
+
+@fedstack.python_computation(np.int32, np.int32)
+def counted_on(count):
+    return count + 1
+
+
+@fl.federated_computation(fl.FederatedType(CONTROL, fl.CLIENTS), fl.FederatedType(np.int32, fl.CLIENTS))
+def both(controls, counts):
+    return fl.federated_map(moved, (controls, fl.federated_value(np.float32(1), fl.CLIENTS))), fl.federated_map(
+        counted_on, counts
+    )
 
 
 @fedstack.python_computation(np.float32, np.int32)
@@ -485,5 +505,93 @@ def test_an_update_beside_a_call_that_runs_is_refused(in_program) -> None:
         await count.get_value()
         states.update(["a"], [FIRST])
         assert states.get("a")[0] == 0.0
+
+    asyncio.run(run())
+
+
+def test_a_round_that_fails_is_not_saved_and_its_states_are_dropped(tmp_path: Path, in_program, caplog) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest(0)
+        changed(states.select(["a", "b"]), [1.0, 1.0])
+        await manager.save(1, 1)
+        changed(states.select(["a", "c"]), [1.0, 1.0])
+        changed(states.select(["b"]), [-1.0])  # nothing that is saved needs it
+        with pytest.raises(LeafError, match="ValueError: no"):
+            await manager.save(2, 2)
+        assert await manager.get_versions() == [1]
+        assert {one: states.get(one)[0] for one in states.client_ids} == {"a": 1.0, "b": 1.0}
+        changed(states.select(["a", "b"]), [1.0, 2.0])
+        await manager.save(2, 2)
+        manager.close()
+        manager, states = in_folder(tmp_path)
+        assert await manager.load_latest(0) == (2, 2)
+        assert {one: states.get(one)[0] for one in states.client_ids} == {"a": 2.0, "b": 3.0}
+
+    asyncio.run(run())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_round_whose_values_fail_drops_its_states_too(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest([FIRST])
+        changed(states.select(["a"]), [1.0])
+        total, _ = step(ClientStates(like=FIRST).select(["x"]), [-1.0])
+        with pytest.raises(LeafError):
+            await manager.save([total], 1)
+        assert states.client_ids == []
+
+    asyncio.run(run())
+
+
+def test_an_error_that_the_program_knows_is_not_raised_again_by_save(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest(0)
+        changed(states.select(["a"]), [1.0])
+        total, _ = step(states.select(["b"]), [-1.0])
+        with pytest.raises(LeafError):
+            await total.get_value()
+        await manager.save(1, 1)
+        assert states.client_ids == ["a"], "the other call was fine"
+
+    asyncio.run(run())
+
+
+def test_calls_and_saves_on_the_states_of_a_failed_round_fail(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest(0)
+        changed(states.select(["a"]), [1.0])
+        changed(states.select(["b"]), [-1.0])
+        second = asyncio.create_task(manager.save(1, 1))
+        third = manager.save(2, 2)
+        later = step(states.select(["a"]), [1.0])[1]
+        with pytest.raises(LeafError):
+            await second
+        with pytest.raises(ContextError, match="begin the round again"):
+            await third
+        with contextlib.suppress(ContextError):  # if it ended before the save
+            await later.get_value()
+        assert (states.client_ids, await manager.get_versions()) == ([], None)
+        changed(states.select(["a"]), [5.0])
+        await manager.save(1, 1)
+        assert states.get("a")[0] == 5.0
+
+    asyncio.run(run())
+
+
+def test_a_call_updates_all_kinds_of_states_or_none(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        counts = ClientStates(tmp_path / "counts", like=np.int32(0), state_manager=manager)
+        await manager.load_latest(0)
+        (tmp_path / "counts").write_text("")  # so that it cannot become a folder
+        first, _ = both(states.select(["a"]), counts.select(["a"]))
+        with pytest.raises(ProgramStateError):
+            await first.get_value()
+        assert states.client_ids == counts.client_ids == []
 
     asyncio.run(run())
