@@ -195,6 +195,11 @@ class FileShard:
         return found
 
 
+def may_be_shard(path: Path) -> bool:
+    """Returns whether fedstack may have written a file; see `FileKind.may_be`."""
+    return _KIND.may_be(path)
+
+
 def ids_as_json(client_ids: Iterable[ClientId]) -> list[object]:
     """Returns ids of clients as JSON."""
     return [{"hex": one.hex()} if isinstance(one, bytes) else one for one in client_ids]

@@ -91,7 +91,7 @@ class ClientStates(SavedClientStates, StagedReleases):
 
     Raises:
       InvalidValueError: If an argument is not valid.
-      ProgramStateError: If another run uses the folder, or states are damaged.
+      ProgramStateError: If another run uses the folder, it belongs to another program, or states are damaged.
     """
 
     continues = True
@@ -119,7 +119,9 @@ class ClientStates(SavedClientStates, StagedReleases):
         layout = RecordLayout.of(like)
         self._lock = threading.Lock()
         run = Path(sys.argv[0] or "python").name
-        store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
+        store: ShardStore = MemoryStore()
+        if self._path is not None and state_manager is not None:
+            store = FolderStore(self._path, layout, run, state_manager)
         super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex(), store)
         self._name = checked_name("name", name, "states" if self._path is None else self._path.name)
         self._last = _Update([], 0)

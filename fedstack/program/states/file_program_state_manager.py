@@ -18,6 +18,7 @@ from fedstack.computations.types.language import (
     ProgramStateManager,
     ProgramStateNotFoundError,
 )
+from fedstack.data.folder_ids import read_id, write_id
 from fedstack.data.headed_file import DamagedStateError
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.executors.concurrency.leaf_threads import off_loop
@@ -94,6 +95,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._passed_over: set[int] = set()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
         self._saving = threading.Lock()
+        self._naming = threading.Lock()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def release_with(self, releases: StagedReleases) -> None:
@@ -215,6 +217,27 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                 f"Expected a version of the program's state to be loaded before its states of clients are used, found "
                 f"version {versions[-1]} in {self._folder}, which was not; call load_latest first"
             )
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+        return self._folder
+
+    def folder_id(self, *, draws: bool = False) -> str | None:
+        """Returns the id of the program's states, which their copies keep, too; `None` if they have none yet.
+
+        Args:
+          draws: Whether they get one then, for which this takes the lock.
+        """
+        path = self._folder / f".{self._prefix}id"
+        if draws:
+            self._take()
+        with self._naming:
+            return read_id(path) or (write_id(path) if draws else None)
+
+    def has_versions(self) -> bool:
+        """Returns whether there are saved versions."""
+        return bool(self._versions())
 
     def acquire(self) -> None:
         """Takes the lock of the folder, which the first use of the manager takes otherwise. Idempotent.

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import gc
 import random
+import re
+import shutil
 from pathlib import Path
 
 import federated_language as fl
@@ -305,6 +307,7 @@ def test_states_of_another_structure_are_refused_with_both(tmp_path: Path) -> No
 def test_a_second_run_is_refused(tmp_path: Path) -> None:
     _, states = in_folder(tmp_path)
     states.update(["a"], [FIRST])
+    shutil.copytree(tmp_path / "program", tmp_path / "other")
     other = FileProgramStateManager(tmp_path / "other")
     with pytest.raises(ProgramStateError, match="uses it"):
         ClientStates(tmp_path / "controls", like=FIRST, state_manager=other).update(["a"], [FIRST])
@@ -595,3 +598,79 @@ def test_a_call_updates_all_kinds_of_states_or_none(tmp_path: Path, in_program) 
         assert states.client_ids == counts.client_ids == []
 
     asyncio.run(run())
+
+
+def test_a_folder_of_another_program_is_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    saved(tmp_path, 6)
+    before = names(tmp_path)
+    other = FileProgramStateManager(tmp_path / "other")
+    states = ClientStates(tmp_path / "controls", like=FIRST, state_manager=other)
+    both = rf"whose states are in .*other, found .*controls, .* {re.escape('remove')}"
+    with pytest.raises(ProgramStateError, match=both):
+        asyncio.run(other.load_latest(0))
+    with pytest.raises(ProgramStateError, match=both):
+        states.update(["a"], [FIRST])
+    other.close()
+    assert names(tmp_path) == before
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load_latest(0)) == (6, 6)
+    assert found(states) == expected(6)
+
+
+def without_ids(folder: Path) -> None:
+    """Removes the ids, which earlier versions did not write."""
+    (folder / "controls" / ".program").unlink()
+    (folder / "program" / ".program_state_id").unlink()
+
+
+def test_folders_without_ids_are_loaded_and_get_them(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    without_ids(tmp_path)
+    other = FileProgramStateManager(tmp_path / "other")
+    ClientStates(tmp_path / "controls", like=FIRST, state_manager=other)
+    with pytest.raises(ProgramStateError, match="belong to no version in .*other"):
+        asyncio.run(other.load_latest(0))
+    other.close()
+    saved(tmp_path, 4)
+    ids = [(tmp_path / name).read_bytes() for name in ("controls/.program", "program/.program_state_id")]
+    assert ids[0] == ids[1]
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load_latest(0)) == (4, 4)
+    assert found(states) == expected(4)
+
+
+def test_a_copy_of_both_folders_goes_on(tmp_path: Path) -> None:
+    saved(tmp_path / "one", 3)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    saved(tmp_path / "two", 5)
+    saved(tmp_path / "one", 4)
+    manager, states = in_folder(tmp_path / "two")
+    assert asyncio.run(manager.load_latest(0)) == (5, 5)
+    assert found(states) == expected(5)
+
+
+def test_files_that_fedstack_has_not_written_are_neither_removed_nor_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "controls").mkdir()
+    for name in ("my.states", "00000000.states"):
+        (tmp_path / "controls" / name).write_text("precious")
+        manager, states = in_folder(tmp_path)
+        for use in (lambda: asyncio.run(manager.load_latest(0)), lambda: states.update(["a"], [FIRST])):  # noqa: B023
+            with pytest.raises(ProgramStateError, match=f"{name}, .*choose another folder"):
+                use()
+        manager.close()
+        (tmp_path / "controls" / name).unlink()
+    saved(tmp_path, 3)
+    (tmp_path / "controls" / "my.states").write_text("precious")
+    manager, states = in_folder(tmp_path)
+    with pytest.raises(ProgramStateError, match=r"my\.states"):
+        asyncio.run(manager.load_latest(0))
+    assert (tmp_path / "controls" / "my.states").read_text() == "precious"
+
+
+def test_an_older_version_that_is_loaded_leaves_the_files_of_newer_ones(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load(1, 0))
+    states.update(["client 0"], [np.full(3, 9, np.float32)])
+    asyncio.run(manager.save(0, 4))
+    assert found(asyncio.run(states.at(3))) == expected(3)
