@@ -185,6 +185,8 @@ class FolderStore:
 
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""
+        if not self._is_taken:
+            self._check()
         new = [self._unsynced[shard.name] for shard in shards if shard.name in self._unsynced]
         sync_shards(new, self._folder)
         for shard in new:

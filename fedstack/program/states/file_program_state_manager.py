@@ -27,7 +27,7 @@ from fedstack.foundations.number_checks import check_bool, check_whole_number, c
 from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.argument_checks import checked_name, checked_path
 from fedstack.program.states.folder_lock import FolderLock
-from fedstack.program.states.staged_releases import StagedReleases
+from fedstack.program.states.staged_releases import StagedReleases, client_states_in
 from fedstack.program.states.state_file import SavedState, check_complete, read_releases, read_state, write_state
 from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
 
@@ -86,6 +86,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._keep_every_k = None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k)
         self._migrate = migrate
         self._releases: list[StagedReleases] = []
+        # The names of states of clients that versions may lose.
+        self._dropped: set[str] = set()
         # What was released with the versions that have been looked at.
         self._kept: dict[int, Mapping[str, object]] = {}
         # The version that was loaded or saved last; 0 if there was none to load.
@@ -113,10 +115,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         return await in_thread(self._versions) or None
 
     async def load(self, version: int, structure: _S) -> _S:
-        """Returns the state of a version.
+        """Returns the state of a version, from which states of clients go on, too.
 
-        States of clients go on from the version if this manager has not loaded or saved one before. Later loads are for
-        looking at versions: see `ClientStates.at`.
+        To look at a version while a program goes on, load it with another manager, without states of clients; see also
+        `ClientStates.at`.
 
         Args:
           version: The version.
@@ -130,11 +132,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         saved = await in_thread(lambda: self._read(version))
         state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
-        if self._version is None:
-            for one in self._releases:
-                if one.continues:
-                    await in_thread(partial(one.restore, saved.releases.get(one.name)))
-            self._version, self._has_begun = version, True
+        for one in self._releases:
+            if one.continues:
+                await in_thread(partial(one.restore, saved.releases.get(one.name)))
+        self._version, self._has_begun = version, True
         return state
 
     async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
@@ -195,6 +196,24 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                     await in_thread(partial(one.give_up, mark))
                 raise
             await in_thread(lambda: self._save(values, version, releases))
+
+    def drop_client_states(self, name: str) -> None:
+        """Lets versions that are saved from now on be without states of clients that the last one has.
+
+        The versions that are kept still have them. Remove their folder when it has become useless.
+
+        Args:
+          name: The name of the states.
+
+        Raises:
+          InvalidValueError: If this program has declared them.
+        """
+        if any(one.name == name for one in self._releases):
+            raise InvalidValueError(
+                f"Expected the name of states of clients that the program no longer has, found that this program has "
+                f"declared them as {name!r}; do not declare them"
+            )
+        self._dropped.add(name)
 
     async def releases_of(self, version: int, name: str) -> object | None:
         """Returns what was released with a version under a name, or `None`; for implementations of releases.
@@ -282,6 +301,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                     f"Expected a version to be loaded before the first save, found versions in {self._folder} whose "
                     "states of clients would be lost; call load_latest first, or choose another folder"
                 )
+            self._check_declared()
             self._has_begun = True
             write_state(path, values, releases)
             self._kept[version], self._version = releases, version
@@ -290,6 +310,21 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                 if one.name in releases:
                     one.release_staged(releases[one.name])
             self._remove_old()
+
+    def _check_declared(self) -> None:
+        """Checks that the next version has the states of clients of the last one."""
+        last = max(self._versions(), default=0) if self._version is None else self._version
+        before: list[str] = []
+        with contextlib.suppress(ProgramStateError):  # what is no version has none
+            before = client_states_in(self._releases_of(last))
+        now = [one.name for one in self._releases if one.continues]
+        if lost := [name for name in before if name not in now and name not in self._dropped]:
+            raise ProgramStateError(
+                f"Expected the states of clients named {', '.join(before)}, which version {last} in {self._folder} "
+                f"has, found {', '.join(now) or 'none'}; declare them under these names, with Run.client_states or "
+                f"ClientStates(name=...), or call drop_client_states({lost[0]!r}) of the state manager before the save "
+                "to go on without them"
+            )
 
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:

@@ -272,13 +272,13 @@ def test_a_version_whose_states_are_lost_is_passed_over_and_saved_again(tmp_path
     assert found(states) == expected(4)
 
 
-def test_states_go_on_from_the_version_that_is_loaded_first(tmp_path: Path) -> None:
+def test_states_go_on_from_the_version_that_is_loaded(tmp_path: Path) -> None:
     saved(tmp_path, 4)
     manager, states = in_folder(tmp_path)
     assert asyncio.run(manager.load(2, 0)) == 2
     assert found(states) == expected(2)
     assert asyncio.run(manager.load(4, 0)) == 4
-    assert found(states) == expected(2), "later loads are for looking"
+    assert found(states) == expected(4)
 
 
 def test_states_that_are_opened_after_the_load_have_what_was_saved(tmp_path: Path) -> None:
@@ -353,9 +353,10 @@ def test_a_folder_that_cannot_be_written_to_leaves_the_states(tmp_path: Path) ->
     saved(tmp_path, 2)
     manager, states = in_folder(tmp_path)
     asyncio.run(manager.load_latest(0))
-    (tmp_path / "controls" / f"{2:08d}.states").mkdir()
+    (tmp_path / "controls").rename(tmp_path / "away")
     with pytest.raises(ProgramStateError, match="Cannot write"):
         states.update(["client 0"], [FIRST])
+    (tmp_path / "away").rename(tmp_path / "controls")
     assert found(states) == expected(2)
 
 
@@ -672,5 +673,67 @@ def test_an_older_version_that_is_loaded_leaves_the_files_of_newer_ones(tmp_path
     manager, states = in_folder(tmp_path)
     asyncio.run(manager.load(1, 0))
     states.update(["client 0"], [np.full(3, 9, np.float32)])
-    asyncio.run(manager.save(0, 4))
     assert found(asyncio.run(states.at(3))) == expected(3)
+
+
+def test_states_that_a_program_no_longer_declares_are_not_lost(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    manager = FileProgramStateManager(tmp_path / "program")
+    renamed = ClientStates(tmp_path / "renamed", like=FIRST, state_manager=manager)
+    asyncio.run(manager.load_latest(0))
+    renamed.update(["a"], [FIRST])
+    with pytest.raises(
+        ProgramStateError, match=r"states of clients named controls.*found renamed; .*drop_client_states"
+    ):
+        asyncio.run(manager.save(4, 4))
+    assert asyncio.run(manager.get_versions()) == [1, 2, 3]
+    ClientStates(tmp_path / "controls", like=FIRST, state_manager=manager)  # also after the load
+    asyncio.run(manager.save(4, 4))
+    manager.close()
+    manager = FileProgramStateManager(tmp_path / "program")  # without any states
+    with pytest.raises(ProgramStateError, match="found none; "):
+        asyncio.run(manager.save(5, 5))
+    manager.close()
+
+
+def test_states_are_dropped_on_purpose_and_stay_in_older_versions(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    manager = FileProgramStateManager(tmp_path / "program")
+    asyncio.run(manager.load_latest(0))
+    manager.drop_client_states("controls")
+    asyncio.run(manager.save(4, 4))
+    manager.close()
+    manager = FileProgramStateManager(tmp_path / "program")
+    assert asyncio.run(manager.load_latest(0)) == (4, 4)
+    asyncio.run(manager.save(5, 5))
+    states = ClientStates(tmp_path / "controls", like=FIRST, state_manager=manager)
+    with pytest.raises(InvalidValueError, match="found that this program has declared them"):
+        manager.drop_client_states("controls")
+    assert found(asyncio.run(states.at(3))) == expected(3)
+    assert states.client_ids == []
+    manager.close()
+
+
+def test_a_load_of_an_older_version_brings_its_states_back(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest(0)
+        for number in range(1, 4):
+            changed(states.select(["a"]), [1.0])
+            await manager.save(number, number)
+        changed(states.select(["a"]), [1.0])
+        late = step(states.select(["a"]), [1.0])[1]
+        assert await manager.load(1, 0) == 1
+        assert states.get("a")[0] == 1.0
+        with contextlib.suppress(ContextError):  # if it ended before the load
+            await late.get_value()
+        assert states.get("a")[0] == 1.0
+        total, _ = step(states.select(["a"]), [5.0])
+        assert (await total.get_value())[0] == 6.0
+        assert [(await states.at(number)).get("a")[0] for number in (1, 2, 3)] == [1, 2, 3]
+        assert await FileProgramStateManager(tmp_path / "program").load(2, 0) == 2
+        assert states.get("a")[0] == 6.0, "another manager looks at a version"
+        await manager.save(4, 4)
+        assert (await states.at(4)).get("a")[0] == 6.0
+
+    asyncio.run(run())
