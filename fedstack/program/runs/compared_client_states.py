@@ -13,7 +13,7 @@ from fedstack.data.client_states.store_folders import opened_shard
 from fedstack.foundations.error_text import counted
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.runs.differences import Difference, differences
-from fedstack.program.states.staged_releases import client_states_in as client_states_in
+from fedstack.program.states.declared_states import client_states_in as client_states_in
 
 _CLIENTS_AT_ONCE = 100
 # The folder of states, and what a version of the program's state says of them; `None` if it has no such states.

@@ -18,7 +18,6 @@ from fedstack.computations.types.language import (
     ProgramStateManager,
     ProgramStateNotFoundError,
 )
-from fedstack.data.folder_ids import read_id, write_id
 from fedstack.data.headed_file import DamagedStateError
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.executors.concurrency.leaf_threads import off_loop
@@ -26,8 +25,10 @@ from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
 from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.argument_checks import checked_name, checked_path
+from fedstack.program.states.declared_states import DeclaredStates
+from fedstack.program.states.folder_id import FolderId
 from fedstack.program.states.folder_lock import FolderLock
-from fedstack.program.states.staged_releases import StagedReleases, client_states_in
+from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_file import SavedState, check_complete, read_releases, read_state, write_state
 from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
 
@@ -60,6 +61,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         `model/weights`, and returns those of the present structure.
       name: The name of the run, which others are told that want to use the folder; by default that of the program.
 
+    Attributes:
+      folder_id: The id of the program's states.
+
     Raises:
       InvalidValueError: If an argument is not valid.
     """
@@ -86,8 +90,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._keep_every_k = None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k)
         self._migrate = migrate
         self._releases: list[StagedReleases] = []
-        # The names of states of clients that versions may lose.
-        self._dropped: set[str] = set()
+        self._declared = DeclaredStates(self._releases)
         # What was released with the versions that have been looked at.
         self._kept: dict[int, Mapping[str, object]] = {}
         # The version that was loaded or saved last; 0 if there was none to load.
@@ -96,8 +99,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         # Damaged versions, which may be saved again.
         self._passed_over: set[int] = set()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
+        self.folder_id = FolderId(self._folder / f".{prefix}id", self._take)
         self._saving = threading.Lock()
-        self._naming = threading.Lock()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def release_with(self, releases: StagedReleases) -> None:
@@ -208,12 +211,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         Raises:
           InvalidValueError: If this program has declared them.
         """
-        if any(one.name == name for one in self._releases):
-            raise InvalidValueError(
-                f"Expected the name of states of clients that the program no longer has, found that this program has "
-                f"declared them as {name!r}; do not declare them"
-            )
-        self._dropped.add(name)
+        self._declared.drop(name)
 
     async def releases_of(self, version: int, name: str) -> object | None:
         """Returns what was released with a version under a name, or `None`; for implementations of releases.
@@ -241,18 +239,6 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def folder(self) -> Path:
         """The folder."""
         return self._folder
-
-    def folder_id(self, *, draws: bool = False) -> str | None:
-        """Returns the id of the program's states, which their copies keep, too; `None` if they have none yet.
-
-        Args:
-          draws: Whether they get one then, for which this takes the lock.
-        """
-        path = self._folder / f".{self._prefix}id"
-        if draws:
-            self._take()
-        with self._naming:
-            return read_id(path) or (write_id(path) if draws else None)
 
     def has_versions(self) -> bool:
         """Returns whether there are saved versions."""
@@ -312,19 +298,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             self._remove_old()
 
     def _check_declared(self) -> None:
-        """Checks that the next version has the states of clients of the last one."""
         last = max(self._versions(), default=0) if self._version is None else self._version
-        before: list[str] = []
-        with contextlib.suppress(ProgramStateError):  # what is no version has none
-            before = client_states_in(self._releases_of(last))
-        now = [one.name for one in self._releases if one.continues]
-        if lost := [name for name in before if name not in now and name not in self._dropped]:
-            raise ProgramStateError(
-                f"Expected the states of clients named {', '.join(before)}, which version {last} in {self._folder} "
-                f"has, found {', '.join(now) or 'none'}; declare them under these names, with Run.client_states or "
-                f"ClientStates(name=...), or call drop_client_states({lost[0]!r}) of the state manager before the save "
-                "to go on without them"
-            )
+        with contextlib.suppress(ProgramStateError):  # what is no version has no states
+            self._releases_of(last)
+        self._declared.check(self._kept.get(last, {}), f"version {last} in {self._folder}")
 
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:

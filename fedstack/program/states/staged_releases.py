@@ -1,6 +1,6 @@
 """What becomes visible together with the next state of a program."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 
 class StagedReleases:
@@ -57,8 +57,3 @@ class StagedReleases:
 
     def unlock(self) -> None:
         """Lets other runs use what belongs to the releases. Idempotent."""
-
-
-def client_states_in(releases: Mapping[str, object]) -> list[str]:
-    """Returns the names of the states of clients among what belongs to a version."""
-    return [name for name, staged in releases.items() if isinstance(staged, dict) and "shards" in staged]
