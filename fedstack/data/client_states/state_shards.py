@@ -177,6 +177,11 @@ class FileShard:
         """Returns some records; see `StateShard.read`."""
         try:
             found = self._read(rows)
+        except FileNotFoundError as error:
+            raise ProgramStateError(
+                f"Expected states of clients in {self.path}, found that the file has been removed, as with the last "
+                "version of the program's state that needs it; read the states of a version that is kept, or restore it"
+            ) from error
         except OSError as error:
             raise ProgramStateError(f"Cannot read {self.path}: {text_of(error)}; check the disk") from error
         for record, row in zip(found, cast("list[int]", rows.tolist())):

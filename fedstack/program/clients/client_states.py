@@ -5,7 +5,6 @@ import os
 import secrets
 import sys
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +23,7 @@ from fedstack.executors.base.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
 from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, given_up
-from fedstack.program.clients.saved_client_states import SavedClientStates
+from fedstack.program.clients.saved_client_states import SavedClientStates, check_once
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
@@ -200,11 +199,7 @@ class ClientStates(SavedClientStates, StagedReleases):
             raise InvalidValueError(
                 f"Expected a state for each of {len(ids)} clients, found {len(states)}; pass them in the clients' order"
             )
-        if len(set(ids)) != len(ids):
-            ((twice, _),) = Counter(ids).most_common(1)
-            raise InvalidValueError(
-                f"Expected each client once, found {twice!r} twice; a client has one state, so let it take part once"
-            )
+        check_once(ids)
         new = [place for place, state in enumerate(states) if not isinstance(state, ClientFailure)]
         written, places = self._written(ids, states, new)
         column = self._layout.checked(

@@ -737,3 +737,35 @@ def test_a_load_of_an_older_version_brings_its_states_back(tmp_path: Path, in_pr
         assert (await states.at(4)).get("a")[0] == 6.0
 
     asyncio.run(run())
+
+
+def test_states_that_a_call_of_a_program_cannot_take_are_refused_before_it_runs(in_program) -> None:
+    async def run() -> None:
+        states = ClientStates(like=FIRST)
+        with pytest.raises(TypeMismatchError, match=r"pass what select\(ids\) of them returns"):
+            step(states, [1.0])
+        with pytest.raises(TypeMismatchError, match="found an array of them; pass the list"):
+            step(np.asarray(states.select(["a", "b"])), [1.0, 1.0])
+        with pytest.raises(InvalidValueError, match="found 'a' twice"):
+            step(states.select(["a", "a"]), [1.0, 1.0])
+
+    asyncio.run(run())
+
+
+def test_states_of_a_version_that_has_been_removed_are_named_as_such(tmp_path: Path) -> None:
+    manager, states = in_folder(tmp_path, keep_total=1, keep_first=False)
+    states.update(["a"], [FIRST])
+    asyncio.run(manager.save(0, 1))
+    first = asyncio.run(states.at(1))
+    states.update(["a"], [FIRST])
+    asyncio.run(manager.save(0, 2))
+    states.update(["a"], [FIRST])
+    asyncio.run(manager.save(0, 3))
+    with pytest.raises(ProgramStateError, match="read the states of a version that is kept"):
+        first.get("a")
+
+
+def test_a_state_of_another_shape_is_refused_with_advice_that_states_can_follow() -> None:
+    with pytest.raises(TypeMismatchError, match=r"found shape \[4\]; at the state of the client 'a'; .*like") as info:
+        ClientStates(like=FIRST).update(["a"], [np.zeros(4, np.float32)])
+    assert "None" not in str(info.value)
