@@ -23,9 +23,9 @@ from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
-from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.argument_checks import checked_name, checked_path
 from fedstack.program.states.folder_lock import FolderLock
+from fedstack.program.states.kept_versions import KeptVersions, UnneededFiles, shown_errors
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_file import SavedState, check_complete, read_releases, read_state, write_state
 from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
@@ -80,9 +80,11 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                 f"Expected the beginning of a file name as prefix, found {prefix!r}; pass the folder as root_dir"
             )
         self._prefix = prefix
-        self._keep_total = check_whole_number("keep_total", keep_total, -sys.maxsize)
-        self._keep_first = check_bool("keep_first", keep_first)
-        self._keep_every_k = None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k)
+        self._kept_versions = KeptVersions(
+            check_whole_number("keep_total", keep_total, -sys.maxsize),
+            check_bool("keep_first", keep_first),
+            None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k),
+        )
         self._migrate = migrate
         self._releases: list[StagedReleases] = []
         # What was released with the versions that have been looked at.
@@ -92,6 +94,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._has_begun = False  # also while the first version is being written
         # Damaged versions, which may be saved again.
         self._passed_over: set[int] = set()
+        # Later versions than the one that was loaded last: the history that a run leaves which goes on from there.
+        self._left: set[int] = set()
+        self._unneeded = UnneededFiles()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
         self._saving = threading.Lock()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -128,6 +133,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         saved = await in_thread(lambda: self._read(version))
         state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+        self._left = {later for later in await in_thread(self._versions) if later > version}
         if self._version is None:
             for one in self._releases:
                 if one.continues:
@@ -145,21 +151,30 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           structure: A state of the same structure; see `load`.
 
         Raises:
-          ProgramStateError: If another run uses the folder, or a version is from a newer version of fedstack.
+          ProgramStateError: If another run uses the folder, no version can be loaded although there are some, or one is
+            from a newer version of fedstack.
           InvalidValueError: If the state has another structure.
         """
         await in_thread(self._take)
+        damaged: dict[int, DamagedStateError] = {}
         for version in reversed(await in_thread(self._versions)):
             try:
                 saved = await in_thread(partial(self._read, version))
                 state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+                self._passed_over = set(damaged)
                 await in_thread(partial(self._restore, version, saved.releases))
                 return state, version
             except ProgramStateNotFoundError:
                 continue
             except DamagedStateError as error:
                 _logger.warning("Passed over version %d of the program's state: %s", version, error)
-                self._passed_over.add(version)
+                damaged[version] = error
+        self._passed_over = set()
+        if damaged:
+            raise DamagedStateError(
+                f"Expected a version of the program's state in {self._folder} that can be loaded, found "
+                f"{shown_errors(damaged)}. Restore the folder, or remove these files to begin anew"
+            )
         await in_thread(partial(self._restore, 0, {}))
         return None, 0
 
@@ -167,7 +182,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
 
         The state is that of the moment of the call: an iterator may go on before the coroutine has ended, or begun.
-        States are saved in the order of the calls.
+        States are saved in the order of the calls. After a `load`, the state becomes the latest one: later versions, of a
+        history that was left, are removed.
 
         Args:
           program_state: The state.
@@ -175,7 +191,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
         Raises:
           ProgramStateExistsError: If the version is saved already.
-          ProgramStateError: If the state cannot be written, or another run uses the folder.
+          ProgramStateError: If the state cannot be written, a later version cannot be removed, or another run uses the folder.
           InvalidValueError: If a value is of a kind that cannot be saved.
         """
         return self._save_in_turn(as_of_now(program_state), version, [one.mark() for one in self._releases])
@@ -239,8 +255,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def _take(self) -> None:
         """Takes the lock, and removes what a process has left that was killed while it wrote."""
         if self._lock.acquire():
-            for left in self._folder.glob(f".{self._prefix}*.new"):
-                left.unlink(missing_ok=True)
+            self._unneeded.remove(self._folder.glob(f".{self._prefix}*.new"))
 
     def _save(self, values: "list[tuple[str, object]]", version: int, releases: Mapping[str, object]) -> None:
         with self._saving:
@@ -260,29 +275,35 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             for one in self._releases:
                 if one.name in releases:
                     one.release_staged(releases[one.name])
+            self._leave(version)
             self._remove_old()
 
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
             one.restore(staged.get(one.name))
         self._version, self._has_begun = version, True
-        # The process may have been killed before it removed what is old. Damaged versions after this one are for users.
-        if version == max(self._versions(), default=0):
-            self._remove_old()
-        else:
-            self._sweep()
+        self._left.clear()
+        self._remove_old()  # the process may have been killed before it did
+
+    def _leave(self, version: int) -> None:
+        """Removes the later versions of a history that was left, which the next process would load otherwise."""
+        left = sorted(later for later in self._left if later > version and later not in self._passed_over)
+        self._left.clear()
+        if kept := self._unneeded.remove(map(self._path, left)):
+            raise ProgramStateError(
+                f"Expected version {version}, which is saved, to become the latest one, found that {kept[0]} cannot be "
+                "removed; remove it, since the next process would load it"
+            )
+        if left:
+            _logger.warning(
+                "Removed the versions %s of the program's state, since the run has gone on with version %d from an "
+                "older one", ", ".join(map(str, left)), version,
+            )  # fmt: skip
 
     def _remove_old(self) -> None:
-        """Removes the versions that are not kept."""
-        versions = self._versions()
-        first = 1 if self._keep_first else 0
-        last = len(versions) - max(self._keep_total - first, 1)
-        if 0 < self._keep_total < len(versions):
-            every = self._keep_every_k
-            old = {version for version in versions[first:last] if every is None or version % every}
-            for version in old:
-                self._path(version).unlink(missing_ok=True)
-            sync_folder(self._folder)
+        """Removes the versions that are not kept. Later ones than the present one are damaged, and for users."""
+        versions = [version for version in self._versions() if version <= (self._version or 0)]
+        self._unneeded.remove(map(self._path, self._kept_versions.old(versions, self._passed_over)))
         self._sweep()
 
     def _sweep(self) -> None:
@@ -292,7 +313,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             return
         self._kept = {version: self._releases_of(version) for version in self._versions()} if self._releases else {}
         for one in self._releases:
-            one.keep([staged[one.name] for staged in self._kept.values() if one.name in staged])
+            try:
+                one.keep([staged[one.name] for staged in self._kept.values() if one.name in staged])
+            except OSError as error:
+                self._unneeded.tell(self._folder / one.name, error)
 
     def _releases_of(self, version: int) -> Mapping[str, object]:
         """Returns what was released with a version; nothing for a damaged one."""
