@@ -125,6 +125,43 @@ def test_a_damaged_newest_state_is_said_and_its_run_is_listed(tmp_path: Path, ca
     assert re.search(r"program_state_2 as it was written, found that its \w+ is damaged or missing", err)
 
 
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: flip(run / "states" / "program_state_2", -64), r"program_state_2 .* its value is damaged"),
+        (lambda run: max((run / "heads").glob("*.states")).unlink(), r"found no file .*heads.*\.states"),
+        (lambda run: os.truncate(max((run / "heads").glob("*.states")), 90), r"heads.* its (header|end) is damaged"),
+        (lambda run: flip(max((run / "heads").glob("*.states")), -1), r"heads.* state of .* 'bob' is damaged"),
+        (
+            lambda run: os.replace(*(run / "heads" / f"0000000{one}.states" for one in (1, 0))),
+            r"heads.*, found others, as after a copy",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_newest_version_is_said(tmp_path: Path, capsys, damage, message: str) -> None:
+    async def program() -> None:
+        with Run(tmp_path / "a", name="train.py") as run:
+            states = run.client_states("heads", like=np.zeros(3, np.float32))
+            await run.states.load_latest(0)
+            for number, client in ((1, "ann"), (2, "bob")):
+                states.update([client], [np.full(3, number, np.float32)])
+                await run.states.save(np.full(16, number, np.float32), number)
+
+    asyncio.run(program())
+    assert called(capsys, tmp_path)[::2] == (0, "")
+    damage(tmp_path / "a")
+    code, out, err = called(capsys, tmp_path)
+    assert code == 1
+    assert out.splitlines()[1].split()[:4] == ["a", "train.py", "0", "2"]
+    assert re.search(message, err), err
+
+
 def test_what_is_wrong_with_a_run_is_said_and_the_others_are_listed(tmp_path: Path, capsys) -> None:
     for name in "abcd":
         make_run(tmp_path / name, 2)

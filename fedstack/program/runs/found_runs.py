@@ -11,9 +11,10 @@ from fedstack.data.client_states.state_shards import SUFFIX
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
+from fedstack.program.runs.checked_versions import check_version
 from fedstack.program.runs.run import KEY, METRICS, STATES
 from fedstack.program.runs.run_record import RECORD, RunRecord
-from fedstack.program.states.file_program_state_manager import check_version, versions_in
+from fedstack.program.states.file_program_state_manager import PREFIX, versions_in
 from fedstack.program.states.folder_lock import LockHolder, holder_of
 
 
@@ -75,7 +76,7 @@ def find_runs(folder: Path) -> tuple[list[FoundRun], dict[str, ProgramStateError
             try:
                 runs.append(found := _found(Path(path), folder))
                 if found.versions:  # the run is listed all the same, as it goes on from an older version
-                    check_version(found.folder / STATES, found.versions[-1])
+                    check_version(found.folder, found.folder / STATES / f"{PREFIX}{found.versions[-1]}")
             except ProgramStateError as error:
                 errors[Path(path).relative_to(folder).as_posix()] = error
         folders.sort()

@@ -1,7 +1,6 @@
 """Saves the states of a program in a folder, one file for each version."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
@@ -27,7 +26,7 @@ from fedstack.program.argument_checks import checked_name, checked_path
 from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.kept_versions import KeptVersions, UnneededFiles, shown_errors
 from fedstack.program.states.staged_releases import StagedReleases
-from fedstack.program.states.state_file import SavedState, check_complete, read_releases, read_state, write_state
+from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
 from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
 
 PREFIX = "program_state_"
@@ -182,8 +181,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
 
         The state is that of the moment of the call: an iterator may go on before the coroutine has ended, or begun.
-        States are saved in the order of the calls. After a `load`, the state becomes the latest one: later versions, of a
-        history that was left, are removed.
+        States are saved in the order of the calls. After a `load`, the state becomes the latest one: later versions,
+        which belong to a history that was left, are removed.
 
         Args:
           program_state: The state.
@@ -191,7 +190,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
         Raises:
           ProgramStateExistsError: If the version is saved already.
-          ProgramStateError: If the state cannot be written, a later version cannot be removed, or another run uses the folder.
+          ProgramStateError: If the state cannot be written, a later version cannot be removed, or another run uses the
+            folder.
           InvalidValueError: If a value is of a kind that cannot be saved.
         """
         return self._save_in_turn(as_of_now(program_state), version, [one.mark() for one in self._releases])
@@ -345,16 +345,6 @@ def versions_in(folder: Path, prefix: str = PREFIX) -> list[int]:
         raise ProgramStateError(f"Cannot read {folder}: {text_of(error)}; check the path") from error
     ends = [name[len(prefix) :] for name in names if name.startswith(prefix)]
     return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
-
-
-def check_version(folder: Path, version: int, prefix: str = PREFIX) -> None:
-    """Checks that a version in a folder can be loaded, as far as its header and its size tell.
-
-    Raises:
-      ProgramStateError: If it cannot.
-    """
-    with contextlib.suppress(FileNotFoundError):  # a run that goes on removes old versions
-        check_complete(folder / f"{prefix}{version}")
 
 
 def running_task() -> "asyncio.Task[Any] | None":

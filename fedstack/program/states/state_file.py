@@ -154,8 +154,12 @@ def read_state(path: Path) -> SavedState:
     return SavedState(values, fields["releases"], fields["fedstack"])
 
 
-def check_complete(path: Path) -> None:
-    """Checks the header of a state and its size, but not the bytes of its values, which may be many.
+def check_state(path: Path, most_read: int) -> Mapping[str, object]:
+    """Checks the header of a state, its size, and the bytes of its values if they are few; returns its releases.
+
+    Args:
+      path: The path of the file.
+      most_read: The bytes of values that are read at most.
 
     Raises:
       FileNotFoundError: If the file does not exist.
@@ -165,6 +169,7 @@ def check_complete(path: Path) -> None:
         ends = [entry["start"] + entry["size"] for entry in fields["values"] if "start" in entry]
         if os.fstat(file.fileno()).st_size - file.tell() < max(ends, default=0):
             raise _KIND.damaged(path, "its end")
+    return read_state(path).releases if max(ends, default=0) <= most_read else fields["releases"]
 
 
 def read_releases(path: Path) -> Mapping[str, object]:
