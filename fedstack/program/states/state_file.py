@@ -76,10 +76,24 @@ def write_state(path: Path, values: Iterable[tuple[str, object]], releases: Mapp
       InvalidValueError: If a value is of a kind that cannot be written.
       ProgramStateError: If the file cannot be written. Then it does not exist.
     """
+    parts = _parts_of(values)
+    write_whole(path, [_KIND.head({"values": parts.entries, "releases": releases}), *parts.contents])
+
+
+def check_savable(values: Iterable[tuple[str, object]]) -> None:
+    """Checks that values, each with its name, are of kinds that `write_state` writes.
+
+    Raises:
+      InvalidValueError: If not.
+    """
+    _parts_of(values)
+
+
+def _parts_of(values: Iterable[tuple[str, object]]) -> _Parts:
     parts = _Parts()
     for name, value in values:
         _add(parts, name, value)
-    write_whole(path, [_KIND.head({"values": parts.entries, "releases": releases}), *parts.contents])
+    return parts
 
 
 def _add(parts: _Parts, name: str, value: object) -> None:
@@ -94,6 +108,11 @@ def _add(parts: _Parts, name: str, value: object) -> None:
         )
     elif isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(cast("NDArray[Any]", value))
+        if issubclass(array.dtype.type, np.void):
+            raise InvalidValueError(
+                f"Expected arrays of numbers or strings in a program's state, found {describe(array)} at "
+                f"{name or 'the top'}; save its fields one by one, or its bytes"
+            )
         kind = "scalar" if isinstance(value, np.generic) else "array"
         if array.dtype.hasobject:
             _add_strings(parts, name, array)

@@ -77,7 +77,11 @@ def restored(values: Mapping[str, object], structure: object, place: str, migrat
 
 
 def _named(state: object) -> list[tuple[str, object]]:
-    named = flatten_with_name(state)
+    try:
+        named = flatten_with_name(state)
+    except TypeError:
+        _check_containers(state, "")
+        raise
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -86,6 +90,21 @@ def _named(state: object) -> list[tuple[str, object]]:
             "'a' with 'b' in it, make it; rename a key"
         )
     return named
+
+
+def _check_containers(value: object, name: str) -> None:
+    """Checks that no sequence is of a class that cannot be made from its members, such as a range."""
+    if isinstance(value, Mapping):
+        for key, member in cast("Mapping[object, object]", value).items():
+            _check_containers(member, f"{name}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, member in enumerate(cast("Sequence[object]", value)):
+            _check_containers(member, f"{name}/{index}")
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+        raise InvalidValueError(
+            f"Expected lists, tuples and dictionaries as the containers of a program's state, found a "
+            f"{type(cast(object, value)).__name__} at {name[1:] or 'the top'}; pass a list or an array"
+        )
 
 
 def _other(values: Mapping[str, object], named: Sequence[tuple[str, object]]) -> list[str]:

@@ -264,6 +264,26 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     assert run(manager.get_versions()) is None
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros(2, [("a", "f4")]), "arrays of numbers or strings in a program's state, found .* at x; save its fields"),
+        (np.zeros(1, [("a", "f4")])[0], "arrays of numbers or strings in a program's state, found .* at x; save its fi"),
+        (np.void(b"ab"), "arrays of numbers or strings in a program's state, found .* at x; save"),
+        (range(3), "found a range at x; pass a list or an array"),
+        ({"y": range(3)}, "found a range at x/y; pass a list or an array"),
+        (memoryview(b"ab"), "found a memoryview at x; pass a list or an array"),
+        ({1, 2}, "found set {1, 2} at x; convert it"),
+        (print, "found .* at x; convert it"),
+        (object(), "found .* at x; convert it"),
+    ],
+)  # fmt: skip
+def test_what_would_not_come_back_is_refused(manager, value: object, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        run(manager.save({"x": value}, 1))
+    assert run(manager.get_versions()) is None
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
     manager = FileProgramStateManager(tmp_path)
     run(manager.save(state(1), 1))
