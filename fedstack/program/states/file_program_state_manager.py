@@ -27,7 +27,7 @@ from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.kept_versions import KeptVersions, UnneededFiles, shown_errors
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
-from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
+from fedstack.program.states.state_structure import Migrate, as_of_now, checked_migrate, named_values, restored
 
 PREFIX = "program_state_"
 _S = TypeVar("_S")
@@ -84,7 +84,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             check_bool("keep_first", keep_first),
             None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k),
         )
-        self._migrate = migrate
+        self._migrate = checked_migrate(migrate)
         self._releases: list[StagedReleases] = []
         # What was released with the versions that have been looked at.
         self._kept: dict[int, Mapping[str, object]] = {}
@@ -123,7 +123,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         Args:
           version: The version.
           structure: A state of the same structure, such as the first one. Serialized objects are read by the classes of
-            the objects in it.
+            the objects in it. Arrays have the dtype and the shape of those that are saved; one of length 0 stands for
+            any length, and `None` for any value.
 
         Raises:
           ProgramStateNotFoundError: If the version is not saved.

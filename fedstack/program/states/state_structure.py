@@ -51,26 +51,27 @@ def restored(values: Mapping[str, object], structure: object, place: str, migrat
 
     Raises:
       InvalidValueError: If the values have other names or kinds than those of the structure, or arrays have other
-        numbers of dimensions or other sizes; the first one may grow with the rounds.
+        dtypes or shapes. If the first dimension is 0 in the structure, it may be any, as of what grows with the rounds.
     """
     named = _named(structure)
     names = [name for name, _ in named]
-    if migrate is not None and (set(names) != set(values) or _other(values, named)):
-        values = migrate(values)
+    what = "The program has changed since: pass migrate=, a function that returns the values"
+    if is_migrated := migrate is not None and (set(names) != set(values) or bool(_other(values, named))):
+        values = _migrated(values, migrate)
+        place, what = f"what migrate returns for {place}", "Return them"
     if set(names) != set(values):
         missing = [name for name in names if name not in values]
         strange = [name for name in values if name not in set(names)]
         raise InvalidValueError(
             f"Expected a state with {_shown(names)} in {place}, found {_shown(list(values))}"
             f"{f'; missing: {_shown(missing)}' if missing else ''}{f'; new: {_shown(strange)}' if strange else ''}. "
-            "The program has changed since: pass migrate=, a function that returns the values by their present names, "
-            "or choose another folder"
+            f"{what} by their present names{'' if is_migrated else ', or choose another folder'}"
         )
     if others := _other(values, named):
         raise InvalidValueError(
             f"Expected a state like the one that the program passes in {place}, found "
-            f"{'; '.join(others[:_MOST_NAMES])}. The program has changed since: pass migrate=, a function that returns "
-            "the values in their present form, or choose another folder"
+            f"{'; '.join(others[:_MOST_NAMES])}. {what} in their present form"
+            f"{'' if is_migrated else ', or choose another folder. Pass an array of length 0 for one that grows'}"
         )
     leaves = [_read(values[name], like) for name, like in named]
     return unflatten_as(structure, leaves)
@@ -109,24 +110,61 @@ def _check_containers(value: object, name: str) -> None:
 
 def _other(values: Mapping[str, object], named: Sequence[tuple[str, object]]) -> list[str]:
     """Returns what is wrong with values that are not like those of the structure."""
-    pairs = [(name, _form(values[name]), _form(like)) for name, like in named]
+    pairs = [(name, values[name], like) for name, like in named]
     return [
-        f"{found[1]} for {name or 'the value'}, where it passes {like[1]}"
+        f"{_form(found)[1]} for {name or 'the value'}, where it passes {_form(like)[1]}"
         for name, found, like in pairs
-        if found[0] and like[0] and found[0] != like[0]
+        if not _agree(found, like)
     ]
 
 
-def _form(value: object) -> tuple[object, str]:
+def _agree(found: object, like: object) -> bool:
+    """Returns whether a value is like one in the structure, as far as that is known."""
+    one, other = (cast("NDArray[Any]", value) if isinstance(value, np.ndarray) else None for value in (found, like))
+    if one is not None and other is not None and one.ndim and other.ndim:
+        grows = other.shape[0] == 0 and one.shape[1:] == other.shape[1:] and one.ndim == other.ndim
+        return _dtype(one) == _dtype(other) and (grows or one.shape == other.shape)
+    forms = (_form(found)[0], _form(like)[0])
+    return None in forms or forms[0] == forms[1]
+
+
+def _dtype(array: "NDArray[Any]") -> object:
+    return "strings" if array.dtype.kind in "OSU" else array.dtype.newbyteorder("=")
+
+
+def _form(value: object) -> tuple[str | None, str]:
     """Returns what does not change while a program runs, or `None` if that is not known, and the text for it."""
     if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
         return "a number", "a number"
     if isinstance(value, np.ndarray):
-        shape = cast("NDArray[Any]", value).shape
-        return ("a number" if not shape else (len(shape), shape[1:])), f"an array of the shape {list(shape)}"
+        return "an array" if cast("NDArray[Any]", value).shape else "a number", describe(cast(object, value))
     if isinstance(value, (str, bytes, Serializable)):
-        return type(value) if isinstance(value, str) else bytes, "a string" if isinstance(value, str) else "an object"
+        return ("a string", "a string") if isinstance(value, str) else ("an object", "an object")
     return None, describe(value)
+
+
+def checked_migrate(migrate: object) -> Migrate | None:
+    """Returns a function that converts values, or `None`.
+
+    Raises:
+      InvalidValueError: If it is no function.
+    """
+    if migrate is None or callable(migrate):
+        return cast("Migrate | None", migrate)
+    raise InvalidValueError(
+        f"Expected a function as migrate, found {describe(migrate)}; pass one that gets the saved values by name, and "
+        "returns those of the present structure"
+    )
+
+
+def _migrated(values: Mapping[str, object], migrate: Migrate) -> Mapping[str, object]:
+    found = cast(object, migrate(values))
+    if isinstance(found, Mapping):
+        return cast("Mapping[str, object]", found)
+    raise InvalidValueError(
+        f"Expected migrate to return the values by name, such as {{'model/weights': …}}, found {describe(found)}; "
+        "return a dictionary"
+    )
 
 
 def _read(value: object, like: object) -> object:

@@ -267,9 +267,9 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.zeros(2, [("a", "f4")]), "arrays of numbers or strings in a program's state, found .* at x; save its fields"),
-        (np.zeros(1, [("a", "f4")])[0], "arrays of numbers or strings in a program's state, found .* at x; save its fi"),
-        (np.void(b"ab"), "arrays of numbers or strings in a program's state, found .* at x; save"),
+        (np.zeros(2, [("a", "f4")]), "arrays of numbers or strings .* found .* at x; save its fields"),
+        (np.zeros(1, [("a", "f4")])[0], "arrays of numbers or strings .* found .* at x; save its fields"),
+        (np.void(b"ab"), "arrays of numbers or strings .* found .* at x; save its fields"),
         (range(3), "found a range at x; pass a list or an array"),
         ({"y": range(3)}, "found a range at x/y; pass a list or an array"),
         (memoryview(b"ab"), "found a memoryview at x; pass a list or an array"),
@@ -451,6 +451,9 @@ def test_a_damaged_version_may_be_saved_again(tmp_path) -> None:
         ({"w": np.zeros((3, 2)), "n": 1}, {"w": np.zeros((3, 4)), "n": 1}),
         ({"w": np.zeros(3)}, {"w": np.zeros((3, 1))}),
         ({"w": np.zeros(3)}, {"w": 0.0}),
+        ({"w": np.zeros(3)}, {"w": np.zeros(4)}),
+        ({"w": np.zeros(3, np.float32)}, {"w": np.zeros(3)}),
+        ({"w": np.zeros((5, 2), np.float32)}, {"w": np.zeros((0, 2))}),
         ({"w": "three"}, {"w": 3}),
         ({"w": b"three"}, {"w": 3}),
     ],
@@ -469,7 +472,9 @@ def test_a_state_that_is_not_like_the_programs_is_refused_or_migrated(
 @pytest.mark.parametrize(
     ("saved", "passed"),
     [
-        (np.zeros((5, 2), np.float32), np.zeros((0, 2))),  # it grows with the rounds
+        (np.zeros((5, 2)), np.zeros((0, 2))),  # it grows with the rounds
+        (np.zeros(3, ">i4"), np.ones(3, np.int32)),
+        (np.array(["a", "text"]), np.array(["b", "c"], object)),
         (np.int32(3), 0),
         (3.5, np.zeros(())),
         (None, np.zeros(3)),
@@ -482,6 +487,21 @@ def test_what_may_change_while_a_program_runs_is_loaded(tmp_path: Path, saved: o
     run(manager.save(saved, 1))
     found, _ = run(manager.load_latest(passed))
     np.testing.assert_array_equal(np.asarray(found, object), np.asarray(saved, object))
+
+
+def test_a_migration_that_returns_something_else_is_named(tmp_path: Path) -> None:
+    run(FileProgramStateManager(tmp_path).save({"w": 1.0}, 1))
+    with pytest.raises(InvalidValueError, match="Expected a function as migrate, found dict"):
+        FileProgramStateManager(tmp_path, migrate={"w": "v"})
+    returned = [
+        (None, "Expected migrate to return .* by name, .* found None"),
+        ({"x": 1}, "migrate returns .* found x; mis"),
+    ]
+    returned += [({"v": "text"}, "found a string for v, where it passes a number. Return"), ([("v", 1)], "found list")]
+    for value, message in returned:
+        with pytest.raises(InvalidValueError, match=message) as caught:
+            run(FileProgramStateManager(tmp_path, migrate=lambda _, value=value: value).load(1, {"v": 0.0}))
+        assert "pass migrate=" not in str(caught.value)
 
 
 def test_a_masked_array_is_refused_since_its_mask_would_be_lost(tmp_path: Path) -> None:
