@@ -95,6 +95,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._passed_over: set[int] = set()
         # Later versions than the one that was loaded last: the history that a run leaves which goes on from there.
         self._left: set[int] = set()
+        # The versions that were there when one was loaded, until a save or `load_latest`, which have the lock.
+        self._seen: set[int] | None = None
         self._unneeded = UnneededFiles()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
         self._saving = threading.Lock()
@@ -133,8 +135,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         saved = await in_thread(lambda: self._read(version))
         state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
-        self._left = {later for later in await in_thread(self._versions) if later > version}
+        versions = await in_thread(self._versions)
+        self._left = {later for later in versions if later > version}
         if self._version is None:
+            self._seen = set(versions)
             for one in self._releases:
                 if one.continues:
                     await in_thread(partial(one.restore, saved.releases.get(one.name)))
@@ -219,8 +223,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """Checks that a version was loaded or saved, unless there is none; for what goes on from a version.
 
         Raises:
-          ProgramStateError: If not.
+          ProgramStateError: If not, or if another run has gone on since.
         """
+        self._check_is_not_stale()
         if not self._has_begun and (versions := self._versions()) and not self._has_begun:
             raise ProgramStateError(
                 f"Expected a version of the program's state to be loaded before its states of clients are used, found "
@@ -261,6 +266,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def _save(self, values: "list[tuple[str, object]]", version: int, releases: Mapping[str, object]) -> None:
         with self._saving:
             self._take()
+            self._check_is_not_stale()
             path = self._path(version)
             if path.exists() and version not in self._passed_over:
                 raise ProgramStateExistsError(version=version, path=str(path))
@@ -269,7 +275,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                     f"Expected a version to be loaded before the first save, found versions in {self._folder} whose "
                     "states of clients would be lost; call load_latest first, or choose another folder"
                 )
-            self._has_begun = True
+            self._has_begun, self._seen = True, None
             write_state(path, values, releases)
             self._kept[version], self._version = releases, version
             self._passed_over.discard(version)
@@ -279,11 +285,19 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             self._leave(version)
             self._remove_old()
 
+    def _check_is_not_stale(self) -> None:
+        if self._seen is not None and (new := set(self._versions()) - self._seen):
+            raise ProgramStateError(
+                f"Expected a state that goes on from the versions that there are, found that another run has saved "
+                f"version {max(new)} in {self._folder} since one was loaded; call load_latest, and go on from there"
+            )
+
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
             one.restore(staged.get(one.name))
         self._version, self._has_begun = version, True
         self._left.clear()
+        self._seen = None
         self._remove_old()  # the process may have been killed before it did
 
     def _leave(self, version: int) -> None:

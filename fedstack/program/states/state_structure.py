@@ -56,8 +56,9 @@ def restored(values: Mapping[str, object], structure: object, place: str, migrat
     named = _named(structure)
     names = [name for name, _ in named]
     what = "The program has changed since: pass migrate=, a function that returns the values"
-    if is_migrated := migrate is not None and (set(names) != set(values) or bool(_other(values, named))):
-        values = _migrated(values, migrate)
+    is_migrated = False
+    if migrate is not None and (set(names) != set(values) or _other(values, named)):
+        values, is_migrated = _migrated(values, migrate), True
         place, what = f"what migrate returns for {place}", "Return them"
     if set(names) != set(values):
         missing = [name for name in names if name not in values]

@@ -133,3 +133,19 @@ def test_a_short_file_of_another_kind_is_no_torn_version(tmp_path: Path) -> None
     (tmp_path / "program_state_2").write_bytes(b"foreign")
     with pytest.raises(ProgramStateError, match="another kind of file"):
         run(FileProgramStateManager(tmp_path).load_latest(0))
+
+
+def test_a_version_that_was_loaded_before_another_run_went_on_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, range(1, 6))
+    stale = FileProgramStateManager(tmp_path)
+    states = ClientStates(tmp_path / "heads", like=0.0, state_manager=stale)
+    assert run(stale.load(5, 0)) == 5
+    saved(tmp_path, range(6, 13))
+    for _ in range(2):
+        with pytest.raises(ProgramStateError, match=r"another run has saved version 12 in .*; call load_latest"):
+            run(stale.save(13, 13))
+        with pytest.raises(ProgramStateError, match=r"another run has saved version 12"):
+            states.update(["a"], [1.0])  # it would write over what the other run has
+    assert run(stale.get_versions()) == [1, 9, 10, 11, 12]
+    assert run(stale.load_latest(0)) == (12, 12)
+    run(stale.save(13, 13))
