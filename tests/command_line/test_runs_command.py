@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -272,7 +273,7 @@ asyncio.run(train())
 """
 
 
-def test_a_run_is_started_again_as_it_was_and_its_status_is_returned(tmp_path: Path) -> None:
+def test_a_run_is_started_again_as_it_was_and_its_status_is_returned(tmp_path: Path, capsys) -> None:
     work = tmp_path / "my work"
     work.mkdir()
     (work / "train.py").write_text(PROGRAM)
@@ -283,12 +284,23 @@ def test_a_run_is_started_again_as_it_was_and_its_status_is_returned(tmp_path: P
     assert (done.returncode, done.stdout) == (7, "goes on with 2 as $(id) 'x'\n")
     shown = done.stderr.splitlines()[0]
     assert shlex.split(shown) == ["cd", str(work), "&&", *command]
-    (work / "train.py").unlink()
-    (work / "runs").rename(tmp_path / "runs")
-    work.rmdir()
-    done = subprocess.run([*again[:4], "runs", *again[5:]], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert f"error: Cannot start {sys.executable} in {work} for a: " in done.stderr
+    path = work / "runs" / "a" / "run.json"
+    path.write_text(path.read_text().replace(json.dumps(str(work)), json.dumps(str(tmp_path / "gone"))))
+    code, _, err = called(capsys, work / "runs", "--resume", "a")
+    assert code == 1
+    assert f"error: Cannot start {sys.executable} in {tmp_path / 'gone'} for a: " in err
+
+
+@pytest.mark.parametrize("copied", [shutil.copytree, os.rename])
+def test_a_copy_of_a_run_does_not_start_the_run_that_it_was_copied_from(tmp_path: Path, capsys, copied) -> None:
+    make_run(tmp_path / "a", 1)
+    copied(tmp_path / "a", tmp_path / "b")
+    code, _, err = called(capsys, tmp_path, "--resume", "b")
+    assert code == 1
+    assert f"Expected the run in {tmp_path / 'a'}, with which its command goes on, found it in {tmp_path / 'b'}" in err
+    assert "start the program by hand" in err
+    Run(tmp_path / "b", name="train.py").close()
+    assert json.loads((tmp_path / "b" / "run.json").read_text())["run_folder"] == str(tmp_path / "b")
 
 
 def test_a_run_of_a_shell_has_no_command_to_start_again(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -74,7 +74,9 @@ class Run(ClosesOnExit):
         self.folder = checked_path("folder", folder)
         program = checked_name("name", name, Path(sys.argv[0] or "python").name)
         checked = checked_seed("seed", seed, MAX_SEED)
-        self.record = RunRecord(program, this_command(), os.getcwd(), checked, checked_parameters(parameters))
+        self.record = RunRecord(
+            program, this_command(), os.getcwd(), checked, checked_parameters(parameters), str(self.folder)
+        )
         self.states = FileProgramStateManager(
             self.folder / STATES, keep_total=keep_total, keep_every_k=keep_every_k, migrate=migrate, name=program
         )

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import federated_language as fl
@@ -149,3 +151,37 @@ def test_a_version_that_was_loaded_before_another_run_went_on_is_refused(tmp_pat
     assert run(stale.get_versions()) == [1, 9, 10, 11, 12]
     assert run(stale.load_latest(0)) == (12, 12)
     run(stale.save(13, 13))
+
+
+FORKS = """
+import asyncio, os, signal, sys, time
+from fedstack.program import FileProgramStateManager
+
+manager = FileProgramStateManager(sys.argv[1], name="first")
+asyncio.run(manager.save(1, 1))
+if os.fork() == 0:
+    try:
+        asyncio.run(manager.save(2, 2))
+    except Exception as error:
+        print(error, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_child_neither_saves_nor_keeps_the_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = process.stdout.readline()
+            assert f"Expected process {process.pid}, which opened the run in {tmp_path}, found process " in said
+            with pytest.raises(ProgramStateError, match=f"the run 'first' of process {process.pid}"):
+                run(FileProgramStateManager(tmp_path).load_latest(0))  # the child has not taken it from the parent
+            process.kill()
+            process.wait(20)
+            manager = FileProgramStateManager(tmp_path)
+            assert run(manager.load_latest(0)) == (1, 1)
+            run(manager.save(2, 2))
+        finally:
+            process.kill()  # the child ends with its input
