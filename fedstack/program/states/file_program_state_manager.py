@@ -264,8 +264,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             self._unneeded.remove(self._folder.glob(f".{self._prefix}*.new"))
 
     def _save(self, values: "list[tuple[str, object]]", version: int, releases: Mapping[str, object]) -> None:
+        self._take()  # not in a forked child, in which another thread may have the next lock for ever
         with self._saving:
-            self._take()
             self._check_is_not_stale()
             path = self._path(version)
             if path.exists() and version not in self._passed_over:

@@ -154,14 +154,14 @@ def test_a_version_that_was_loaded_before_another_run_went_on_is_refused(tmp_pat
 
 
 FORKS = """
-import asyncio, os, signal, sys, time
+import asyncio, os, sys
 from fedstack.program import FileProgramStateManager
 
 manager = FileProgramStateManager(sys.argv[1], name="first")
 asyncio.run(manager.save(1, 1))
 if os.fork() == 0:
     try:
-        asyncio.run(manager.save(2, 2))
+        print(asyncio.run(manager.save(2, 2)), flush=True)
     except Exception as error:
         print(error, flush=True)
     sys.stdin.read()
