@@ -40,8 +40,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     A state is a structure of NumPy arrays, numbers, strings, `None`, references to such values, and objects that
     implement `federated_language.Serializable`, such as the iterator of a data source. Containers are those of
-    `federated_language.program`: dictionaries, lists, tuples and named tuples. Arrays must not change until `save` has
-    ended.
+    `federated_language.program`: dictionaries, lists, tuples and named tuples.
 
     Each version is one file. It appears when it is complete and on the disk, so that a process that is killed at any
     moment leaves all versions before. One run at a time may use a folder: the first call of `save` or `load_latest`
@@ -185,7 +184,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def save(self, program_state: object, version: int) -> "CoroutineType[Any, Any, None]":
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
 
-        The state is that of the moment of the call: an iterator may go on before the coroutine has ended, or begun.
+        The state is that of the moment of the call: arrays are copied, and may change before the coroutine has ended, or
+        begun, and so may iterators.
         States are saved in the order of the calls. After a `load`, the state becomes the latest one: later versions,
         which belong to a history that was left, are removed.
 

@@ -30,9 +30,16 @@ class _Serialized(Serializable):
 
 
 def as_of_now(state: object) -> object:
-    """Returns a state with its serialized objects as they are now, however they change later."""
-    leaves = [_Serialized(one.to_bytes()) if isinstance(one, Serializable) else one for _, one in _named(state)]
-    return unflatten_as(state, leaves)
+    """Returns a state with its arrays and serialized objects as they are now, however they change later."""
+    return unflatten_as(state, [_frozen(one) for _, one in _named(state)])
+
+
+def _frozen(value: object) -> object:
+    if isinstance(value, Serializable):
+        return _Serialized(value.to_bytes())
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return cast("NDArray[Any]", value).copy() if isinstance(value, np.ndarray) else value
 
 
 async def named_values(state: object) -> list[tuple[str, object]]:

@@ -398,6 +398,19 @@ def test_states_are_those_of_the_call_and_are_saved_in_its_order(tmp_path: Path)
     run(save())
 
 
+def test_arrays_may_change_as_soon_as_save_was_called(manager) -> None:
+    async def save() -> None:
+        weights, content = np.zeros(3), bytearray(b"a")
+        saving = manager.save({"w": weights, "view": weights[::-1], "b": content}, 1)
+        weights += 1
+        content[:] = b"z"
+        await saving
+        found = await manager.load(1, {"w": weights, "view": weights, "b": b""})
+        assert [found["w"].tolist(), found["view"].tolist(), found["b"]] == [[0, 0, 0], [0, 0, 0], b"a"]
+
+    run(save())
+
+
 def test_a_state_that_cannot_be_saved_does_not_keep_others_from_being_saved(tmp_path: Path) -> None:
     async def save() -> list:
         manager = FileProgramStateManager(tmp_path)
