@@ -61,6 +61,12 @@ def test_runs_are_listed_with_how_far_each_is(tmp_path: Path, capsys) -> None:
     assert called(capsys, tmp_path / "a")[1].splitlines()[1].startswith(".  ")
 
 
+def test_metrics_of_rounds_that_are_not_complete_are_not_the_last(tmp_path: Path, capsys) -> None:
+    make_run(tmp_path / "a", 5)
+    (tmp_path / "a" / "states" / "program_state_5").unlink()
+    assert re.split(r"  +", called(capsys, tmp_path)[1].splitlines()[1])[3:8:4] == ["4", "hits=[1, 4] loss=0.25"]
+
+
 def test_states_of_clients_are_listed_with_their_sizes(tmp_path: Path, capsys) -> None:
     async def program() -> None:
         with Run(tmp_path / "a", name="train.py") as run:

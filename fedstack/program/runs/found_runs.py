@@ -49,8 +49,9 @@ class FoundRun:
 
     @property
     def last_metrics(self) -> Mapping[str, object]:
-        """What was released last, by name."""
-        return {name: value for name, value in (self.rows[-1] if self.rows else {}).items() if name != KEY}
+        """What was released last, by name. Rows of rounds that are not complete do not count."""
+        rows = [row for row in self.rows if not isinstance(key := row[KEY], int) or key <= self.rounds]
+        return {name: value for name, value in (rows[-1] if rows else {}).items() if name != KEY}
 
 
 def find_runs(folder: Path) -> tuple[list[FoundRun], dict[str, ProgramStateError]]:

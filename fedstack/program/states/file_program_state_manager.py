@@ -94,6 +94,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._passed_over: set[int] = set()
         # Later versions than the one that was loaded last: the history that a run leaves which goes on from there.
         self._left: set[int] = set()
+        # The version from which the process goes on, until it saves.
+        self._goes_on_from: int | None = None
         # The versions that were there when one was loaded, until a save or `load_latest`, which have the lock.
         self._seen: set[int] | None = None
         self._unneeded = UnneededFiles()
@@ -141,7 +143,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             for one in self._releases:
                 if one.continues:
                     await in_thread(partial(one.restore, saved.releases.get(one.name)))
-            self._version, self._has_begun = version, True
+            self._version, self._has_begun, self._goes_on_from = version, True, version
         return state
 
     async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
@@ -184,8 +186,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def save(self, program_state: object, version: int) -> "CoroutineType[Any, Any, None]":
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
 
-        The state is that of the moment of the call: arrays are copied, and may change before the coroutine has ended, or
-        begun, and so may iterators.
+        The state is that of the moment of the call: arrays are copied, and may change before the coroutine has ended,
+        or begun, and so may iterators.
         States are saved in the order of the calls. After a `load`, the state becomes the latest one: later versions,
         which belong to a history that was left, are removed.
 
@@ -280,8 +282,11 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             self._kept[version], self._version = releases, version
             self._passed_over.discard(version)
             for one in self._releases:
+                if self._goes_on_from is not None:
+                    one.leave(self._goes_on_from)
                 if one.name in releases:
                     one.release_staged(releases[one.name])
+            self._goes_on_from = None
             self._leave(version)
             self._remove_old()
 
@@ -295,7 +300,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
             one.restore(staged.get(one.name))
-        self._version, self._has_begun = version, True
+        self._version, self._has_begun, self._goes_on_from = version, True, version
         self._left.clear()
         self._seen = None
         self._remove_old()  # the process may have been killed before it did
