@@ -1,6 +1,7 @@
 """Saving and loading the states of programs: what comes back, what is kept, what is refused."""
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -292,8 +293,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ProgramStateError, match=r"Cannot write .*_2: .*No space left on device.* unchanged"):
+    with pytest.raises(ProgramStateError, match=r"Cannot write .*_2: .*No space left on device.* unchanged") as caught:
         run(manager.save(state(2), 2))
+    assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
     assert run(manager.get_versions()) == [1]
     assert not list(tmp_path.glob(".program_state*"))
