@@ -10,7 +10,7 @@ from fedstack.foundations.error_text import text_of
 from fedstack.foundations.synced_folders import sync_folder
 
 _logger = logging.getLogger(__name__)
-_MOST_ERRORS = 8
+_MOST_ERRORS = 4
 
 
 @attrs.frozen
