@@ -187,9 +187,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
 
         The state is that of the moment of the call: arrays are copied, and may change before the coroutine has ended,
-        or begun, and so may iterators.
-        States are saved in the order of the calls. After a `load`, the state becomes the latest one: later versions,
-        which belong to a history that was left, are removed.
+        or begun, and so may iterators. States are saved in the order of the calls. After a `load`, the state becomes
+        the latest one: later versions, which belong to a history that was left, are removed.
 
         Args:
           program_state: The state.
@@ -336,7 +335,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             try:
                 one.keep([staged[one.name] for staged in self._kept.values() if one.name in staged])
             except OSError as error:
-                self._unneeded.tell(self._folder / one.name, error)
+                self._unneeded.tell(Path(cast("str | None", error.filename) or one.name), error)
 
     def _releases_of(self, version: int) -> Mapping[str, object]:
         """Returns what was released with a version; nothing for a damaged one."""

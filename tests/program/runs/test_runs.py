@@ -162,6 +162,19 @@ def test_metrics_of_rounds_that_a_run_has_left_are_removed_when_it_goes_on(tmp_p
     assert keys() == ["first", 2, 100]
 
 
+def test_metrics_that_were_written_before_the_first_state_stay(tmp_path: Path) -> None:
+    async def program(number: int) -> None:
+        with Run(tmp_path) as run:
+            await run.states.load_latest(0)
+            await run.metrics.release({"a": number}, number)
+            run.metrics.flush()
+            await run.states.save(number, number)
+
+    for number in (1, 2):
+        asyncio.run(program(number))
+    assert (tmp_path / "metrics.csv").read_text() == "round,a\n1,1\n2,2\n"
+
+
 def test_rows_come_back_with_their_keys_and_before_a_round(tmp_path: Path) -> None:
     manager = CSVFileReleaseManager(tmp_path / "m.csv", key_fieldname="round")
     for number in (1, 2, 3):
