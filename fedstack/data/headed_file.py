@@ -84,7 +84,7 @@ class FileKind:
 
     def _read_head(self, file: IO[bytes], path: Path) -> tuple[Mapping[str, Any], int]:
         head = file.read(self._head_bytes)
-        if len(head) < self._head_bytes or not any(head):
+        if not any(head) or (len(head) < self._head_bytes and self.magic.startswith(head[: len(self.magic)])):
             raise self.damaged(path, "its beginning")
         if not head.startswith(self.magic):
             raise ProgramStateError(

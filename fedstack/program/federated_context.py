@@ -28,7 +28,7 @@ from fedstack.computations.values.containers import result_maker
 from fedstack.errors import ContextError
 from fedstack.program.argument_checks import check_instance
 from fedstack.program.clients.states_updates import StatesUpdate, members_of, states_in, storing, updates_of
-from fedstack.program.states.file_program_state_manager import in_thread
+from fedstack.program.states.saved_versions import in_thread
 from fedstack.program.value_reference import Path, ValueReference
 
 

@@ -26,7 +26,8 @@ from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, gi
 from fedstack.program.clients.saved_client_states import SavedClientStates, check_once
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
-from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager
+from fedstack.program.states.saved_versions import in_thread
 from fedstack.program.states.staged_releases import StagedReleases
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import CoroutineType
@@ -20,21 +20,18 @@ from fedstack.computations.types.language import (
 )
 from fedstack.data.headed_file import DamagedStateError
 from fedstack.errors import InvalidValueError, ProgramStateError
-from fedstack.executors.concurrency.leaf_threads import off_loop
-from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
-from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.argument_checks import checked_name, checked_path
 from fedstack.program.states.declared_states import DeclaredStates
 from fedstack.program.states.folder_id import FolderId
 from fedstack.program.states.folder_lock import FolderLock
+from fedstack.program.states.kept_versions import KeptVersions, UnneededFiles, shown_errors
+from fedstack.program.states.saved_versions import PREFIX, in_thread, versions_in
 from fedstack.program.states.staged_releases import StagedReleases
-from fedstack.program.states.state_file import SavedState, check_complete, read_releases, read_state, write_state
-from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
+from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
+from fedstack.program.states.state_structure import Migrate, as_of_now, checked_migrate, named_values, restored
 
-PREFIX = "program_state_"
 _S = TypeVar("_S")
-_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 
@@ -43,8 +40,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     A state is a structure of NumPy arrays, numbers, strings, `None`, references to such values, and objects that
     implement `federated_language.Serializable`, such as the iterator of a data source. Containers are those of
-    `federated_language.program`: dictionaries, lists, tuples and named tuples. Arrays must not change until `save` has
-    ended.
+    `federated_language.program`: dictionaries, lists, tuples and named tuples.
 
     Each version is one file. It appears when it is complete and on the disk, so that a process that is killed at any
     moment leaves all versions before. One run at a time may use a folder: the first call of `save` or `load_latest`
@@ -85,10 +81,12 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                 f"Expected the beginning of a file name as prefix, found {prefix!r}; pass the folder as root_dir"
             )
         self._prefix = prefix
-        self._keep_total = check_whole_number("keep_total", keep_total, -sys.maxsize)
-        self._keep_first = check_bool("keep_first", keep_first)
-        self._keep_every_k = None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k)
-        self._migrate = migrate
+        self._kept_versions = KeptVersions(
+            check_whole_number("keep_total", keep_total, -sys.maxsize),
+            check_bool("keep_first", keep_first),
+            None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k),
+        )
+        self._migrate = checked_migrate(migrate)
         self._releases: list[StagedReleases] = []
         self._declared = DeclaredStates(self._releases)
         # What was released with the versions that have been looked at.
@@ -98,6 +96,13 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._has_begun = False  # also while the first version is being written
         # Damaged versions, which may be saved again.
         self._passed_over: set[int] = set()
+        # Later versions than the one that was loaded last: the history that a run leaves which goes on from there.
+        self._left: set[int] = set()
+        # The version from which the process goes on, until it saves.
+        self._goes_on_from: int | None = None
+        # The versions that were there when one was loaded, until a save or `load_latest`, which have the lock.
+        self._seen: set[int] | None = None
+        self._unneeded = UnneededFiles()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
         self.folder_id = FolderId(self._folder / f".{prefix}id", self._take)
         self._saving = threading.Lock()
@@ -126,7 +131,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         Args:
           version: The version.
           structure: A state of the same structure, such as the first one. Serialized objects are read by the classes of
-            the objects in it.
+            the objects in it. Arrays have the dtype and the shape of those that are saved; one of length 0 stands for
+            any length, and `None` for any value.
 
         Raises:
           ProgramStateNotFoundError: If the version is not saved.
@@ -135,10 +141,14 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         saved = await in_thread(lambda: self._read(version))
         state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+        versions = await in_thread(self._versions)
+        self._left = {later for later in versions if later > version}
+        if self._version is None:
+            self._seen = set(versions)
         for one in self._releases:
             if one.continues:
                 await in_thread(partial(one.restore, saved.releases.get(one.name)))
-        self._version, self._has_begun = version, True
+        self._version, self._has_begun, self._goes_on_from = version, True, version
         return state
 
     async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
@@ -151,30 +161,41 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           structure: A state of the same structure; see `load`.
 
         Raises:
-          ProgramStateError: If another run uses the folder, or a version is from a newer version of fedstack.
+          ProgramStateError: If another run uses the folder, no version can be loaded although there are some, or one is
+            from a newer version of fedstack.
           InvalidValueError: If the state has another structure.
         """
         await in_thread(self._take)
+        damaged: dict[int, DamagedStateError] = {}
         for version in reversed(await in_thread(self._versions)):
             try:
                 saved = await in_thread(partial(self._read, version))
                 state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+                self._passed_over = set(damaged)
                 await in_thread(partial(self._restore, version, saved.releases))
                 return state, version
             except ProgramStateNotFoundError:
                 continue
             except DamagedStateError as error:
                 _logger.warning("Passed over version %d of the program's state: %s", version, error)
-                self._passed_over.add(version)
+                damaged[version] = error
+        self._passed_over = set()
+        if damaged:
+            raise DamagedStateError(
+                f"Expected a version of the program's state in {self._folder} that can be loaded, found "
+                f"{shown_errors(damaged)}. Restore the folder, or remove these files to begin anew"
+            )
         await in_thread(partial(self._restore, 0, {}))
         return None, 0
 
     def save(self, program_state: object, version: int) -> "CoroutineType[Any, Any, None]":
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
 
-        The state is that of the moment of the call: an iterator may go on before the coroutine has ended, or begun.
-        States are saved in the order of the calls. If a call fails whose result a state needs, or that updates states
-        of clients, its error is raised, and states of clients are again those that were saved last.
+        The state is that of the moment of the call: arrays are copied, and may change before the coroutine has ended,
+        or begun, and so may iterators. States are saved in the order of the calls. After a `load`, the state becomes
+        the latest one: later versions, which belong to a history that was left, are removed. If a call fails whose
+        result a state needs, or that updates states of clients, its error is raised, and states of clients are again
+        those that were saved last.
 
         Args:
           program_state: The state.
@@ -182,7 +203,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
         Raises:
           ProgramStateExistsError: If the version is saved already.
-          ProgramStateError: If the state cannot be written, or another run uses the folder.
+          ProgramStateError: If the state cannot be written, a later version cannot be removed, or another run uses the
+            folder.
           InvalidValueError: If a value is of a kind that cannot be saved.
         """
         return self._save_in_turn(as_of_now(program_state), version, [one.mark() for one in self._releases])
@@ -227,8 +249,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """Checks that a version was loaded or saved, unless there is none; for what goes on from a version.
 
         Raises:
-          ProgramStateError: If not.
+          ProgramStateError: If not, or if another run has gone on since.
         """
+        self._check_is_not_stale()
         if not self._has_begun and (versions := self._versions()) and not self._has_begun:
             raise ProgramStateError(
                 f"Expected a version of the program's state to be loaded before its states of clients are used, found "
@@ -273,12 +296,12 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def _take(self) -> None:
         """Takes the lock, and removes what a process has left that was killed while it wrote."""
         if self._lock.acquire():
-            for left in self._folder.glob(f".{self._prefix}*.new"):
-                left.unlink(missing_ok=True)
+            self._unneeded.remove(self._folder.glob(f".{self._prefix}*.new"))
 
     def _save(self, values: "list[tuple[str, object]]", version: int, releases: Mapping[str, object]) -> None:
+        self._take()  # not in a forked child, in which another thread may have the next lock for ever
         with self._saving:
-            self._take()
+            self._check_is_not_stale()
             path = self._path(version)
             if path.exists() and version not in self._passed_over:
                 raise ProgramStateExistsError(version=version, path=str(path))
@@ -288,13 +311,17 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                     "states of clients would be lost; call load_latest first, or choose another folder"
                 )
             self._check_declared()
-            self._has_begun = True
+            self._has_begun, self._seen = True, None
             write_state(path, values, releases)
             self._kept[version], self._version = releases, version
             self._passed_over.discard(version)
             for one in self._releases:
+                if self._goes_on_from is not None:
+                    one.leave(self._goes_on_from)
                 if one.name in releases:
                     one.release_staged(releases[one.name])
+            self._goes_on_from = None
+            self._leave(version)
             self._remove_old()
 
     def _check_declared(self) -> None:
@@ -303,27 +330,40 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             self._releases_of(last)
         self._declared.check(self._kept.get(last, {}), f"version {last} in {self._folder}")
 
+    def _check_is_not_stale(self) -> None:
+        if self._seen is not None and (new := set(self._versions()) - self._seen):
+            raise ProgramStateError(
+                f"Expected a state that goes on from the versions that there are, found that another run has saved "
+                f"version {max(new)} in {self._folder} since one was loaded; call load_latest, and go on from there"
+            )
+
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
             one.restore(staged.get(one.name))
-        self._version, self._has_begun = version, True
-        # The process may have been killed before it removed what is old. Damaged versions after this one are for users.
-        if version == max(self._versions(), default=0):
-            self._remove_old()
-        else:
-            self._sweep()
+        self._version, self._has_begun, self._goes_on_from = version, True, version
+        self._left.clear()
+        self._seen = None
+        self._remove_old()  # the process may have been killed before it did
+
+    def _leave(self, version: int) -> None:
+        """Removes the later versions of a history that was left, which the next process would load otherwise."""
+        left = sorted(later for later in self._left if later > version and later not in self._passed_over)
+        self._left.clear()
+        if kept := self._unneeded.remove(map(self._path, left)):
+            raise ProgramStateError(
+                f"Expected version {version}, which is saved, to become the latest one, found that {kept[0]} cannot be "
+                "removed; remove it, since the next process would load it"
+            )
+        if left:
+            _logger.warning(
+                "Removed the versions %s of the program's state, since the run has gone on with version %d from an "
+                "older one", ", ".join(map(str, left)), version,
+            )  # fmt: skip
 
     def _remove_old(self) -> None:
-        """Removes the versions that are not kept."""
-        versions = self._versions()
-        first = 1 if self._keep_first else 0
-        last = len(versions) - max(self._keep_total - first, 1)
-        if 0 < self._keep_total < len(versions):
-            every = self._keep_every_k
-            old = {version for version in versions[first:last] if every is None or version % every}
-            for version in old:
-                self._path(version).unlink(missing_ok=True)
-            sync_folder(self._folder)
+        """Removes the versions that are not kept. Later ones than the present one are damaged, and for users."""
+        versions = [version for version in self._versions() if version <= (self._version or 0)]
+        self._unneeded.remove(map(self._path, self._kept_versions.old(versions, self._passed_over)))
         self._sweep()
 
     def _sweep(self) -> None:
@@ -333,7 +373,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             return
         self._kept = {version: self._releases_of(version) for version in self._versions()} if self._releases else {}
         for one in self._releases:
-            one.keep([staged[one.name] for staged in self._kept.values() if one.name in staged])
+            try:
+                one.keep([staged[one.name] for staged in self._kept.values() if one.name in staged])
+            except OSError as error:
+                self._unneeded.tell(Path(cast("str | None", error.filename) or one.name), error)
 
     def _releases_of(self, version: int) -> Mapping[str, object]:
         """Returns what was released with a version; nothing for a damaged one."""
@@ -346,42 +389,3 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def __repr__(self) -> str:
         return f"<FileProgramStateManager in {self._folder}>"
-
-
-def versions_in(folder: Path, prefix: str = PREFIX) -> list[int]:
-    """Returns the versions that are saved in a folder, in order.
-
-    Raises:
-      ProgramStateError: If the folder cannot be read.
-    """
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ProgramStateError(f"Cannot read {folder}: {text_of(error)}; check the path") from error
-    ends = [name[len(prefix) :] for name in names if name.startswith(prefix)]
-    return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
-
-
-def check_version(folder: Path, version: int, prefix: str = PREFIX) -> None:
-    """Checks that a version in a folder can be loaded, as far as its header and its size tell.
-
-    Raises:
-      ProgramStateError: If it cannot.
-    """
-    with contextlib.suppress(FileNotFoundError):  # a run that goes on removes old versions
-        check_complete(folder / f"{prefix}{version}")
-
-
-def running_task() -> "asyncio.Task[Any] | None":
-    """Returns the task that runs now, if there is one."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no event loop runs yet
-        return None
-
-
-async def in_thread(work: Callable[[], _T]) -> _T:
-    """Runs work that waits for the disk. It runs to its end even if the caller is cancelled meanwhile."""
-    return await asyncio.shield(off_loop(work))

