@@ -26,6 +26,7 @@ from fedstack.program.states.declared_states import DeclaredStates
 from fedstack.program.states.folder_id import FolderId
 from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.kept_versions import KeptVersions, UnneededFiles, shown_errors
+from fedstack.program.states.left_history import LeftHistory
 from fedstack.program.states.saved_versions import PREFIX, in_thread, versions_in
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
@@ -96,12 +97,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._has_begun = False  # also while the first version is being written
         # Damaged versions, which may be saved again.
         self._passed_over: set[int] = set()
-        # Later versions than the one that was loaded last: the history that a run leaves which goes on from there.
-        self._left: set[int] = set()
-        # The version from which the process goes on, until it saves.
-        self._goes_on_from: int | None = None
-        # The versions that were there when one was loaded, until a save or `load_latest`, which have the lock.
-        self._seen: set[int] | None = None
+        self._left = LeftHistory()
         self._unneeded = UnneededFiles()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
         self.folder_id = FolderId(self._folder / f".{prefix}id", self._take)
@@ -141,14 +137,11 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         saved = await in_thread(lambda: self._read(version))
         state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
-        versions = await in_thread(self._versions)
-        self._left = {later for later in versions if later > version}
-        if self._version is None:
-            self._seen = set(versions)
+        self._left.loaded(version, await in_thread(self._versions), is_first=self._version is None)
         for one in self._releases:
             if one.continues:
                 await in_thread(partial(one.restore, saved.releases.get(one.name)))
-        self._version, self._has_begun, self._goes_on_from = version, True, version
+        self._version, self._has_begun = version, True
         return state
 
     async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
@@ -251,7 +244,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         Raises:
           ProgramStateError: If not, or if another run has gone on since.
         """
-        self._check_is_not_stale()
+        self._left.check_is_here(self._versions, self._folder)
         if not self._has_begun and (versions := self._versions()) and not self._has_begun:
             raise ProgramStateError(
                 f"Expected a version of the program's state to be loaded before its states of clients are used, found "
@@ -301,7 +294,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def _save(self, values: "list[tuple[str, object]]", version: int, releases: Mapping[str, object]) -> None:
         self._take()  # not in a forked child, in which another thread may have the next lock for ever
         with self._saving:
-            self._check_is_not_stale()
+            self._left.check_is_here(self._versions, self._folder)
             path = self._path(version)
             if path.exists() and version not in self._passed_over:
                 raise ProgramStateExistsError(version=version, path=str(path))
@@ -311,17 +304,17 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                     "states of clients would be lost; call load_latest first, or choose another folder"
                 )
             self._check_declared()
-            self._has_begun, self._seen = True, None
+            self._has_begun = True
+            self._left.saves()
             write_state(path, values, releases)
             self._kept[version], self._version = releases, version
             self._passed_over.discard(version)
             for one in self._releases:
-                if self._goes_on_from is not None:
-                    one.leave(self._goes_on_from)
+                if self._left.goes_on_from is not None:
+                    one.leave(self._left.goes_on_from)
                 if one.name in releases:
                     one.release_staged(releases[one.name])
-            self._goes_on_from = None
-            self._leave(version)
+            self._left.leave(version, self._passed_over, self._path, self._unneeded)
             self._remove_old()
 
     def _check_declared(self) -> None:
@@ -330,35 +323,12 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             self._releases_of(last)
         self._declared.check(self._kept.get(last, {}), f"version {last} in {self._folder}")
 
-    def _check_is_not_stale(self) -> None:
-        if self._seen is not None and (new := set(self._versions()) - self._seen):
-            raise ProgramStateError(
-                f"Expected a state that goes on from the versions that there are, found that another run has saved "
-                f"version {max(new)} in {self._folder} since one was loaded; call load_latest, and go on from there"
-            )
-
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
             one.restore(staged.get(one.name))
-        self._version, self._has_begun, self._goes_on_from = version, True, version
-        self._left.clear()
-        self._seen = None
+        self._version, self._has_begun = version, True
+        self._left.restored(version)
         self._remove_old()  # the process may have been killed before it did
-
-    def _leave(self, version: int) -> None:
-        """Removes the later versions of a history that was left, which the next process would load otherwise."""
-        left = sorted(later for later in self._left if later > version and later not in self._passed_over)
-        self._left.clear()
-        if kept := self._unneeded.remove(map(self._path, left)):
-            raise ProgramStateError(
-                f"Expected version {version}, which is saved, to become the latest one, found that {kept[0]} cannot be "
-                "removed; remove it, since the next process would load it"
-            )
-        if left:
-            _logger.warning(
-                "Removed the versions %s of the program's state, since the run has gone on with version %d from an "
-                "older one", ", ".join(map(str, left)), version,
-            )  # fmt: skip
 
     def _remove_old(self) -> None:
         """Removes the versions that are not kept. Later ones than the present one are damaged, and for users."""
