@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 from fedstack.errors import ContextError
 from fedstack.program.value_reference import is_told
@@ -65,3 +66,14 @@ def given_up() -> ContextError:
         "Expected a call or a save of the present round, found one from before the states of clients went back to "
         "those of an earlier version, as after a save that has failed, or a load; begin the round again"
     )
+
+
+def silence(call: object) -> None:
+    """Keeps asyncio from logging the error of a call of an earlier attempt, as the program knows that it has failed."""
+    if isinstance(call, asyncio.Task):
+        cast("asyncio.Task[object]", call).add_done_callback(_retrieve)
+
+
+def _retrieve(call: "asyncio.Task[object]") -> None:
+    if not call.cancelled():
+        call.exception()

@@ -22,7 +22,7 @@ from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
 from fedstack.executors.base.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
-from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, given_up
+from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, given_up, silence
 from fedstack.program.clients.saved_client_states import SavedClientStates, check_once
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
@@ -300,6 +300,8 @@ class ClientStates(SavedClientStates, StagedReleases):
                 if not is_done:
                     self._go_back(self._before[1])
                 self._before = None
+            if not is_done and not self._attempt.has(call):
+                silence(call)
             if is_done or self._manager is None:
                 self._attempt.end(call)
             self._by_calls[call] = self._last
