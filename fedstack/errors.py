@@ -156,6 +156,11 @@ class ProgramStateError(FedstackError, OSError):
     The message names the file or folder.
     """
 
+    @property
+    def errno(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride] - nobody sets it
+        """The number of the system's error, such as `errno.ENOSPC`; `None` if there was none."""
+        return self.__cause__.errno if isinstance(self.__cause__, OSError) else None
+
 
 class MembershipError(InvalidValueError):
     """Raised if a job or task is not in the cluster or is ambiguous. The message lists the existing jobs or tasks."""

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,6 +163,12 @@ def _resume(one: "FoundRun") -> int:
         raise InvalidValueError(
             f"Expected a command in {one.folder / 'run.json'}, found none, as for runs that a notebook or a shell has "
             "begun; run the notebook again"
+        )
+    place = one.record.run_folder
+    if place and not (os.path.exists(place) and os.path.samefile(place, one.folder)):
+        raise InvalidValueError(
+            f"Expected the run in {place}, with which its command goes on, found it in {one.folder}, as after a copy "
+            "or a move; start the program by hand with that folder"
         )
     say(one.record.shell_line, to_error=True)
     try:

@@ -69,7 +69,7 @@ class FileKind:
           ProgramStateError: If the file cannot be read, is of another kind, or of a newer format.
         """
         try:
-            with open(path, "rb", buffering=0, opener=_not_waiting) as file:
+            with open(path, "rb", buffering=0, opener=opened_at_once) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise ProgramStateError(
                         f"Expected a {self.what} in {path}, found no regular file; remove it, or choose another folder"
@@ -84,7 +84,7 @@ class FileKind:
 
     def _read_head(self, file: IO[bytes], path: Path) -> tuple[Mapping[str, Any], int]:
         head = file.read(self._head_bytes)
-        if len(head) < self._head_bytes or not any(head):
+        if not any(head) or (len(head) < self._head_bytes and self.magic.startswith(head[: len(self.magic)])):
             raise self.damaged(path, "its beginning")
         if not head.startswith(self.magic):
             raise ProgramStateError(
@@ -108,6 +108,15 @@ class FileKind:
             raise self.damaged(path, "its end")
         return fields, start
 
+    def may_be(self, path: Path) -> bool:
+        """Returns whether a file is of this kind, or may have been before a crash, as far as its first bytes tell."""
+        try:
+            with open(path, "rb", buffering=0, opener=opened_at_once) as file:
+                found = file.read(len(self.magic))
+        except OSError:
+            return False
+        return self.magic.startswith(found) or not any(found)
+
     def damaged(self, path: Path, what: str) -> DamagedStateError:
         """Returns the error for a file of which a part is not as it was written."""
         return DamagedStateError(
@@ -116,7 +125,7 @@ class FileKind:
         )
 
 
-def _not_waiting(path: str, flags: int) -> int:
+def opened_at_once(path: str, flags: int) -> int:
     """Opens a file; a pipe, too, without waiting for somebody who writes to it."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 

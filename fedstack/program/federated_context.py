@@ -28,7 +28,7 @@ from fedstack.computations.values.containers import result_maker
 from fedstack.errors import ContextError
 from fedstack.program.argument_checks import check_instance
 from fedstack.program.clients.states_updates import StatesUpdate, members_of, states_in, storing, updates_of
-from fedstack.program.states.file_program_state_manager import in_thread
+from fedstack.program.states.saved_versions import in_thread
 from fedstack.program.value_reference import Path, ValueReference
 
 
@@ -89,21 +89,23 @@ class FederatedContext(LanguageContext):
         before: "Sequence[asyncio.Task[object]]",
     ) -> object:
         """Returns the result of a call, and then the number of clients whose states each update has changed."""
-        parameter = comp.type_signature.parameter
-        argument = None if parameter is None else await _materialized(arg, parameter)
-        running = [call for call in before if call.get_loop() is asyncio.get_running_loop()]
-        if running:
-            await asyncio.wait(running)
-        call = asyncio.current_task()
+        call, is_done = asyncio.current_task(), False
         try:
+            parameter = comp.type_signature.parameter
+            argument = None if parameter is None else await _materialized(arg, parameter)
+            running = [one for one in before if one.get_loop() is asyncio.get_running_loop()]
+            if running:
+                await asyncio.wait(running)
             stored = storing(updates, call)
             if stored is not None:
                 set_scope(current_scope().adding(stored))  # for the rest of this task
             result = await cast(Any, self._context).invoke(comp, argument)
-            return [result, *[await in_thread(partial(update.apply, result)) for update in updates]]
+            counts = [await in_thread(partial(update.apply, call, result)) for update in updates]
+            is_done = True
+            return [result, *counts]
         finally:
             for update in updates:
-                update.end(call)
+                update.end(call, is_done)
 
     def __repr__(self) -> str:
         return f"<FederatedContext over {self._context!r}>"
@@ -117,7 +119,7 @@ async def _materialized(value: object, type_spec: Type) -> object:
         members = members_of(cast(Any, value), type_spec)
         found = [await _materialized(member, t) for member, (_, t) in zip(members, fields_of(type_spec), strict=True)]
         return Struct([(name, member) for (name, _), member in zip(fields_of(type_spec), found)])
-    return await materialize_value(value)
+    return await (value.value_for_call() if isinstance(value, ValueReference) else materialize_value(value))
 
 
 def _references(

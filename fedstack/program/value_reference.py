@@ -1,6 +1,7 @@
 """References to results of calls that run."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import TypeAlias, cast
 
@@ -8,6 +9,8 @@ from fedstack.computations.types.language import MaterializableValueReference, T
 
 # The positions and names that lead to a part of a result.
 Path: TypeAlias = "tuple[int | str, ...]"
+# The attribute of errors that a program has got.
+_TOLD = "_is_told"
 
 
 class ValueReference(MaterializableValueReference):
@@ -31,10 +34,24 @@ class ValueReference(MaterializableValueReference):
 
     async def get_value(self) -> object:
         """Returns the value, once the call has ended."""
+        try:
+            return await self.value_for_call()
+        except Exception as error:
+            with contextlib.suppress(AttributeError):
+                setattr(error, _TOLD, True)
+            raise
+
+    async def value_for_call(self) -> object:
+        """Returns the value for a further call. The program does not get an error yet."""
         return part_of(await asyncio.shield(self._call), self._path)
 
     def __repr__(self) -> str:
         return f"<ValueReference of {self._type}>"
+
+
+def is_told(error: BaseException | None) -> bool:
+    """Returns whether a program has got the error of a call, where it waited for a value."""
+    return getattr(error, _TOLD, False)
 
 
 def part_of(value: object, path: Path) -> object:

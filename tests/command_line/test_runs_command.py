@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,12 @@ def test_runs_are_listed_with_how_far_each_is(tmp_path: Path, capsys) -> None:
     files = [path for path in (tmp_path / "sweep" / "b").rglob("*") if path.is_file()]
     assert found["bytes"] == sum(path.stat().st_size for path in files)
     assert called(capsys, tmp_path / "a")[1].splitlines()[1].startswith(".  ")
+
+
+def test_metrics_of_rounds_that_are_not_complete_are_not_the_last(tmp_path: Path, capsys) -> None:
+    make_run(tmp_path / "a", 5)
+    (tmp_path / "a" / "states" / "program_state_5").unlink()
+    assert re.split(r"  +", called(capsys, tmp_path)[1].splitlines()[1])[3:8:4] == ["4", "hits=[1, 4] loss=0.25"]
 
 
 def test_states_of_clients_are_listed_with_their_sizes(tmp_path: Path, capsys) -> None:
@@ -123,6 +130,43 @@ def test_a_damaged_newest_state_is_said_and_its_run_is_listed(tmp_path: Path, ca
     code, out, err = called(capsys, tmp_path)
     assert (code, out.splitlines()[1].split()[0]) == (1, "a")
     assert re.search(r"program_state_2 as it was written, found that its \w+ is damaged or missing", err)
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: flip(run / "states" / "program_state_2", -64), r"program_state_2 .* its value is damaged"),
+        (lambda run: max((run / "heads").glob("*.states")).unlink(), r"found no file .*heads.*\.states"),
+        (lambda run: os.truncate(max((run / "heads").glob("*.states")), 90), r"heads.* its (header|end) is damaged"),
+        (lambda run: flip(max((run / "heads").glob("*.states")), -1), r"heads.* state of .* 'bob' is damaged"),
+        (
+            lambda run: os.replace(*(run / "heads" / f"0000000{one}.states" for one in (1, 0))),
+            r"heads.*, found others, as after a copy",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_newest_version_is_said(tmp_path: Path, capsys, damage, message: str) -> None:
+    async def program() -> None:
+        with Run(tmp_path / "a", name="train.py") as run:
+            states = run.client_states("heads", like=np.zeros(3, np.float32))
+            await run.states.load_latest(0)
+            for number, client in ((1, "ann"), (2, "bob")):
+                states.update([client], [np.full(3, number, np.float32)])
+                await run.states.save(np.full(16, number, np.float32), number)
+
+    asyncio.run(program())
+    assert called(capsys, tmp_path)[::2] == (0, "")
+    damage(tmp_path / "a")
+    code, out, err = called(capsys, tmp_path)
+    assert code == 1
+    assert out.splitlines()[1].split()[:4] == ["a", "train.py", "0", "2"]
+    assert re.search(message, err), err
 
 
 def test_what_is_wrong_with_a_run_is_said_and_the_others_are_listed(tmp_path: Path, capsys) -> None:
@@ -235,7 +279,7 @@ asyncio.run(train())
 """
 
 
-def test_a_run_is_started_again_as_it_was_and_its_status_is_returned(tmp_path: Path) -> None:
+def test_a_run_is_started_again_as_it_was_and_its_status_is_returned(tmp_path: Path, capsys) -> None:
     work = tmp_path / "my work"
     work.mkdir()
     (work / "train.py").write_text(PROGRAM)
@@ -246,12 +290,23 @@ def test_a_run_is_started_again_as_it_was_and_its_status_is_returned(tmp_path: P
     assert (done.returncode, done.stdout) == (7, "goes on with 2 as $(id) 'x'\n")
     shown = done.stderr.splitlines()[0]
     assert shlex.split(shown) == ["cd", str(work), "&&", *command]
-    (work / "train.py").unlink()
-    (work / "runs").rename(tmp_path / "runs")
-    work.rmdir()
-    done = subprocess.run([*again[:4], "runs", *again[5:]], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert f"error: Cannot start {sys.executable} in {work} for a: " in done.stderr
+    path = work / "runs" / "a" / "run.json"
+    path.write_text(path.read_text().replace(json.dumps(str(work)), json.dumps(str(tmp_path / "gone"))))
+    code, _, err = called(capsys, work / "runs", "--resume", "a")
+    assert code == 1
+    assert f"error: Cannot start {sys.executable} in {tmp_path / 'gone'} for a: " in err
+
+
+@pytest.mark.parametrize("copied", [shutil.copytree, os.rename])
+def test_a_copy_of_a_run_does_not_start_the_run_that_it_was_copied_from(tmp_path: Path, capsys, copied) -> None:
+    make_run(tmp_path / "a", 1)
+    copied(tmp_path / "a", tmp_path / "b")
+    code, _, err = called(capsys, tmp_path, "--resume", "b")
+    assert code == 1
+    assert f"Expected the run in {tmp_path / 'a'}, with which its command goes on, found it in {tmp_path / 'b'}" in err
+    assert "start the program by hand" in err
+    Run(tmp_path / "b", name="train.py").close()
+    assert json.loads((tmp_path / "b" / "run.json").read_text())["run_folder"] == str(tmp_path / "b")
 
 
 def test_a_run_of_a_shell_has_no_command_to_start_again(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -22,7 +22,8 @@ def run(folder: Path, algorithm: str, kill_before: int = 0) -> int:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = [path for path in folder.rglob("*") if path.is_file() and path.name != ".run"]
+    drawn = (".run", ".program", ".program_state_id")  # what is in them differs
+    found = [path for path in folder.rglob("*") if path.is_file() and path.name not in drawn]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 

@@ -70,7 +70,16 @@ class RecordLayout:
         Raises:
           TypeMismatchError: If a state has another type.
         """
-        return column_from_values(states, self.state_type, where)
+        try:
+            return column_from_values(states, self.state_type, where)
+        except TypeMismatchError as error:
+            found, declares, _ = str(error).partition("; declare (")
+            if not declares:
+                raise
+            # What the runtime advises is for arguments of computations, which may have unknown dimensions.
+            raise TypeMismatchError(
+                f"{found}; all states have the shape of like, so pass another like, or pad the state"
+            ) from None
 
     def records(self, column: Column) -> Records:
         """Returns the records of a column of states."""

@@ -177,6 +177,11 @@ class FileShard:
         """Returns some records; see `StateShard.read`."""
         try:
             found = self._read(rows)
+        except FileNotFoundError as error:
+            raise ProgramStateError(
+                f"Expected states of clients in {self.path}, found that the file has been removed, as with the last "
+                "version of the program's state that needs it; read the states of a version that is kept, or restore it"
+            ) from error
         except OSError as error:
             raise ProgramStateError(f"Cannot read {self.path}: {text_of(error)}; check the disk") from error
         for record, row in zip(found, cast("list[int]", rows.tolist())):
@@ -193,6 +198,11 @@ class FileShard:
                 while 0 < done < self.size and (count := file.readinto(memoryview(record)[done:])):
                     done += count
         return found
+
+
+def may_be_shard(path: Path) -> bool:
+    """Returns whether fedstack may have written a file; see `FileKind.may_be`."""
+    return _KIND.may_be(path)
 
 
 def ids_as_json(client_ids: Iterable[ClientId]) -> list[object]:

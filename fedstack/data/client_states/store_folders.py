@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +24,8 @@ from fedstack.computations.values.columns import Column
 from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.data.client_states.record_layout import RecordLayout, Records, RecordsOf
 from fedstack.data.client_states.state_shards import SUFFIX, FileShard, ids_from_json, rows_of_a_file, sync_shards
-from fedstack.data.headed_file import DamagedStateError, write_whole
+from fedstack.data.folder_ids import read_id, write_id
+from fedstack.data.headed_file import DamagedStateError
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import name_text
@@ -33,7 +33,6 @@ from fedstack.foundations.value_text import describe
 
 _logger = logging.getLogger(__name__)
 _ID_FILE = ".store"
-_ID = re.compile(rb"[0-9a-f]{32}\n")
 # Stores are the folders that are named, and folders in them up to this depth.
 _DEPTH = 2
 _NAME = re.compile(r"[0-9a-z-]{1,120}" + re.escape(SUFFIX))
@@ -44,12 +43,7 @@ _MOST_SHARDS, _MOST_BYTES, _ID_BYTES = 10_000, 64 << 20, 80
 
 def id_of_store(folder: Path) -> str | None:
     """Returns the id of the store in a folder; `None` if there is none."""
-    try:
-        with open(folder / _ID_FILE, "rb", buffering=0, opener=_without_waiting) as file:
-            found = file.read(64)
-    except OSError:
-        return None
-    return found[:-1].decode() if _ID.fullmatch(found) else None
+    return read_id(folder / _ID_FILE)
 
 
 def name_store(folder: Path) -> str:
@@ -58,13 +52,7 @@ def name_store(folder: Path) -> str:
     Raises:
       ProgramStateError: If the id cannot be written.
     """
-    store = secrets.token_hex(16)
-    write_whole(folder / _ID_FILE, [store.encode() + b"\n"])
-    return store
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # the file may be a pipe
+    return write_id(folder / _ID_FILE)
 
 
 class ClientStateFolders:

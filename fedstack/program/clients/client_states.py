@@ -5,7 +5,6 @@ import os
 import secrets
 import sys
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +22,12 @@ from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
 from fedstack.executors.base.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
-from fedstack.program.clients.saved_client_states import SavedClientStates
+from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, given_up, silence
+from fedstack.program.clients.saved_client_states import SavedClientStates, check_once
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
-from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager
+from fedstack.program.states.saved_versions import in_thread
 from fedstack.program.states.staged_releases import StagedReleases
 
 
@@ -46,6 +47,23 @@ class _Update:
     def staged(self) -> dict[str, object]:
         """What finds the states again, as JSON."""
         return {"shards": [[shard.name, shard.digest] for shard in self.shards], "next": self.next}
+
+
+@attrs.frozen(eq=False)
+class _Mark:
+    """What belongs to a state that is saved.
+
+    Attributes:
+      attempt: The calls since the states were those of a version.
+      calls: The calls that must succeed first.
+      running: The last one of them, if it runs.
+      before: The states as they are without it.
+    """
+
+    attempt: Attempt
+    calls: "Sequence[asyncio.Task[object]]"
+    running: "asyncio.Task[object] | None"
+    before: _Update
 
 
 class ClientStates(SavedClientStates, StagedReleases):
@@ -73,7 +91,7 @@ class ClientStates(SavedClientStates, StagedReleases):
 
     Raises:
       InvalidValueError: If an argument is not valid.
-      ProgramStateError: If another run uses the folder, or states are damaged.
+      ProgramStateError: If another run uses the folder, it belongs to another program, or states are damaged.
     """
 
     continues = True
@@ -101,7 +119,9 @@ class ClientStates(SavedClientStates, StagedReleases):
         layout = RecordLayout.of(like)
         self._lock = threading.Lock()
         run = Path(sys.argv[0] or "python").name
-        store: ShardStore = MemoryStore() if self._path is None else FolderStore(self._path, layout, run)
+        store: ShardStore = MemoryStore()
+        if self._path is not None and state_manager is not None:
+            store = FolderStore(self._path, layout, run, state_manager)
         super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex(), store)
         self._name = checked_name("name", name, "states" if self._path is None else self._path.name)
         self._last = _Update([], 0)
@@ -109,6 +129,11 @@ class ClientStates(SavedClientStates, StagedReleases):
         self._updates = WeakSet([self._last])
         # The updates by calls of a program, which may be saved after later calls have updated the states again.
         self._by_calls: WeakKeyDictionary[object, _Update] = WeakKeyDictionary()
+        # The states that were saved last, with their program's state.
+        self._saved = self._last
+        self._attempt = Attempt()
+        # A call that has updated the states and has not ended, and the states before it.
+        self._before: tuple[object, _Update] | None = None
         # The last call of a program that updates the states.
         self._call: asyncio.Task[object] | None = None
         # What the names of files begin with that workers write for calls that run.
@@ -168,18 +193,14 @@ class ClientStates(SavedClientStates, StagedReleases):
         self._check_has_begun()
         self.apply(client_ids, states)
 
-    def apply(self, client_ids: Sequence[ClientId], states: Sequence[object]) -> int:
+    def apply(self, client_ids: Sequence[ClientId], states: Sequence[object], call: object = None) -> int:
         """Updates states for `update`, or for a call between `begin` and `end`; returns the number of new states."""
         ids = checked_ids(client_ids)
         if len(ids) != len(states):
             raise InvalidValueError(
                 f"Expected a state for each of {len(ids)} clients, found {len(states)}; pass them in the clients' order"
             )
-        if len(set(ids)) != len(ids):
-            ((twice, _),) = Counter(ids).most_common(1)
-            raise InvalidValueError(
-                f"Expected each client once, found {twice!r} twice; a client has one state, so let it take part once"
-            )
+        check_once(ids)
         new = [place for place, state in enumerate(states) if not isinstance(state, ClientFailure)]
         written, places = self._written(ids, states, new)
         column = self._layout.checked(
@@ -187,6 +208,10 @@ class ClientStates(SavedClientStates, StagedReleases):
             lambda index: f"the state of the client {ids[places[index]]!r}",
         )
         with self._lock:
+            if call is not None:
+                if not self._attempt.has(call):
+                    raise given_up()
+                self._before = call, self._last
             shards = list(written)
             if places:
                 shards += self._store.add(
@@ -259,34 +284,66 @@ class ClientStates(SavedClientStates, StagedReleases):
 
     def begin(self, call: "asyncio.Task[object]") -> None:
         """Notes that a call of a program will update the states. They belong to versions that are saved afterwards."""
-        self._call = call
-
-    def end(self, call: object) -> None:
-        """Notes that a call has ended, with an update or without one."""
         with self._lock:
+            self._call = call
+            self._attempt.begin(call)
+
+    def end(self, call: object, is_done: bool) -> None:
+        """Notes that a call has ended. If it has failed, the states are those before it, and `save` raises its error.
+
+        Args:
+          call: The call.
+          is_done: Whether it has not failed.
+        """
+        with self._lock:
+            if self._before is not None and self._before[0] is call:
+                if not is_done:
+                    self._go_back(self._before[1])
+                self._before = None
+            if not is_done and not self._attempt.has(call):
+                silence(call)
+            if is_done or self._manager is None:
+                self._attempt.end(call)
             self._by_calls[call] = self._last
             self._writing.pop(call, None)
+
+    def _go_back(self, update: _Update) -> None:
+        """Returns to the states after an update. Those of later ones may still be read, so their files stay."""
+        self._index = ShardIndex(update.shards)
+        self._last = _Update(update.shards, self._last.next)
+        self._updates.add(self._last)
 
     # How the program's state manager saves states.
 
     def mark(self) -> object:
         """Returns which updates belong to a state; see `StagedReleases.mark`."""
         with self._lock:
-            return self._call, self._last
+            running = None if self._call is None or self._call.done() else self._call
+            return _Mark(self._attempt, self._attempt.calls(), running, self._last)
 
     def staged(self, mark: object) -> Callable[[], Awaitable[object]]:
         """Returns a function that makes the states of a version permanent; see `StagedReleases.staged`."""
-        call, before = cast("tuple[asyncio.Task[object] | None, _Update]", mark)
+        found = cast(_Mark, mark)
 
         async def shards() -> object:
-            if call is not None and not call.done():
-                await asyncio.wait([call])
+            await ended(found.calls)
+            if found.attempt is not self._attempt:
+                raise given_up()
+            check_succeeded(found.calls)
             # Calls that a program has begun since may have updated states that belong to later versions.
-            last = before if call is None else self._by_calls.get(call, before)
+            last = found.before if found.running is None else self._by_calls.get(found.running, found.before)
             await in_thread(lambda: self._store.sync(last.shards))
+            self._saved = last
             return last.staged
 
         return shards
+
+    def give_up(self, mark: object) -> None:
+        """Returns to the states that were saved last; see `StagedReleases.give_up`."""
+        with self._lock:
+            if cast(_Mark, mark).attempt is self._attempt:
+                self._go_back(self._saved)
+                self._attempt = Attempt()
 
     def release_staged(self, staged: object) -> None:
         """Does nothing: the states are in use since they were updated."""
@@ -298,6 +355,7 @@ class ClientStates(SavedClientStates, StagedReleases):
         with self._lock:
             self._index = ShardIndex(shards)
             self._last = _Update(shards, found["next"])
+            self._saved, self._attempt = self._last, Attempt()
             self._updates.add(self._last)
             self._by_calls.clear()
 

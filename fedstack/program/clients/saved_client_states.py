@@ -1,5 +1,6 @@
 """The states of clients as they are in a version of a program's state."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import attrs
@@ -14,6 +15,7 @@ from fedstack.computations.values.deferred_column import Where
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.data.client_states.record_layout import RecordLayout, Records
+from fedstack.errors import InvalidValueError
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import ShardStore
 
@@ -154,3 +156,16 @@ class ClientState(InStore):
 
     def __repr__(self) -> str:
         return f"<ClientState of {self.client_id!r}>"
+
+
+def check_once(client_ids: Sequence[ClientId]) -> None:
+    """Checks that no client is listed twice.
+
+    Raises:
+      InvalidValueError: If one is.
+    """
+    if len(set(client_ids)) != len(client_ids):
+        ((twice, _),) = Counter(client_ids).most_common(1)
+        raise InvalidValueError(
+            f"Expected each client once, found {twice!r} twice; a client has one state, so let it take part once"
+        )

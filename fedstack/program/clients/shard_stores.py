@@ -13,11 +13,14 @@ from fedstack.data.client_states.state_shards import (
     FileShard,
     MemoryShard,
     StateShard,
+    may_be_shard,
     rows_of_a_file,
     sync_shards,
 )
 from fedstack.data.client_states.store_folders import name_store, opened_shard
 from fedstack.errors import FedstackError, ProgramStateError
+from fedstack.program.clients.folder_owner import bind, check_files, check_owner
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 from fedstack.program.states.folder_lock import FolderLock
 
 
@@ -30,7 +33,7 @@ class ShardStore(Protocol):
         ...
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
-        """Adds records as shards, of which the first has the given number.
+        """Adds records as shards, of which the first has the given number, or a later one if that is in use.
 
         Args:
           number: The number.
@@ -64,7 +67,11 @@ class ShardStore(Protocol):
         ...
 
     def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
-        """Removes all shards but those with the given names, and those whose names have the given beginnings."""
+        """Removes all shards but those with the given names, and those whose names have the given beginnings.
+
+        Raises:
+          ProgramStateError: If the store belongs to another program.
+        """
         ...
 
     def unlock(self) -> None:
@@ -100,20 +107,24 @@ class MemoryStore:
 
 
 class FolderStore:
-    """Shards in a folder, which one run at a time may use. See `ShardStore`.
+    """Shards in a folder that belongs to a program, one run of which may use it at a time. See `ShardStore`.
 
     Args:
       folder: The folder, which is created when it is needed.
       layout: The layout of the records.
       run: The name of the run, which others are told that want to use the folder.
+      manager: The state manager of the program.
     """
 
-    def __init__(self, folder: Path, layout: RecordLayout, run: str) -> None:
+    def __init__(self, folder: Path, layout: RecordLayout, run: str, manager: FileProgramStateManager) -> None:
         self._folder = folder
         self._layout = layout
+        self._manager = manager
+        self._free: int | None = None  # from this number on, no file has a name
         self._lock = FolderLock(folder, run)
         self._unsynced: dict[str, FileShard] = {}
         self._is_taken = False
+        self._taking = threading.Lock()
         self._naming = threading.Lock()
         self._id: str | None = None
 
@@ -135,28 +146,47 @@ class FolderStore:
         return self.id
 
     def _take(self) -> None:
-        self._lock.acquire()
-        self._is_taken = True
+        with self._taking:
+            if not self._is_taken:
+                self._check()
+            self._lock.acquire()
+            if not self._is_taken:
+                self._check()
+                bind(self._folder, self._manager)
+                self._is_taken = True
+
+    def _check(self) -> None:
+        check_files(self._folder)
+        check_owner(self._folder, self._manager)
 
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
         self._take()
         rows = rows_of_a_file(self._layout)
         shards: list[StateShard] = []
+        if self._free is None:
+            stems = [path.stem for path in self._folder.glob(f"*{SUFFIX}")]
+            self._free = max((int(stem) + 1 for stem in stems if stem.isascii() and stem.isdecimal()), default=0)
         for start in range(0, len(client_ids), rows):
-            path = self._folder / f"{number + len(shards):08d}{SUFFIX}"
+            path = self._folder / f"{max(number, self._free):08d}{SUFFIX}"
             stop = min(start + rows, len(client_ids))
-            shard = FileShard.written(path, self._layout, list(client_ids[start:stop]), records(start, stop))
+            some = list(client_ids[start:stop])
+            shard = FileShard.written(path, self._layout, some, records(start, stop), is_new=True)
+            self._free = max(number, self._free) + 1
             self._unsynced[shard.name] = shard
             shards.append(shard)
         return shards
 
     def find(self, found: Iterable[tuple[str, int]]) -> Sequence[StateShard]:
         """Returns shards by their names and digests; see `ShardStore.find`."""
+        if not self._is_taken:
+            self._check()
         return [opened_shard(self._folder, name, digest, self._layout) for name, digest in found]
 
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""
+        if not self._is_taken:
+            self._check()
         new = [self._unsynced[shard.name] for shard in shards if shard.name in self._unsynced]
         sync_shards(new, self._folder)
         for shard in new:
@@ -164,10 +194,13 @@ class FolderStore:
 
     def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
         """Removes all shards but some; see `ShardStore.remove_others`."""
+        if not self._folder.exists():
+            return
+        self._take()
         spared = tuple(beginnings)
         files = self._folder.glob(f"*{SUFFIX}")
         old = [path for path in files if path.name not in names and not path.name.startswith(spared)]
-        for path in old:
+        for path in filter(may_be_shard, old):
             path.unlink(missing_ok=True)
             self._unsynced.pop(path.name, None)
 

@@ -6,6 +6,8 @@ from pathlib import Path as FolderPath
 from typing import Any, cast
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from fedstack.computations.types.language import (
     FederatedType,
@@ -19,10 +21,10 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.store_folders import ClientStateFolders
-from fedstack.errors import InvalidComputationError
+from fedstack.errors import InvalidComputationError, TypeMismatchError
 from fedstack.executors.base.stored_results import ResultStore, StoringResults
 from fedstack.program.clients.client_states import ClientStates
-from fedstack.program.clients.saved_client_states import ClientState, SavedClientStates
+from fedstack.program.clients.saved_client_states import ClientState, SavedClientStates, check_once
 from fedstack.program.value_reference import Path, part_of
 
 
@@ -49,16 +51,16 @@ class StatesUpdate:
         """Returns where workers may write the new states until the call ends; see `ClientStates.storing`."""
         return None if self.states is None else self.states.storing(call, self.client_ids)
 
-    def end(self, call: object) -> None:
-        """Notes that the call has ended, with an update or without one."""
+    def end(self, call: object, is_done: bool) -> None:
+        """Notes that the call has ended, with all of its updates or with an error."""
         if self.states is not None:
-            self.states.end(call)
+            self.states.end(call, is_done)
 
-    def apply(self, result: object) -> int:
+    def apply(self, call: object, result: object) -> int:
         """Updates the states, and returns for how many clients."""
         if self.states is None:
             return 0
-        return self.states.apply(self.client_ids, cast("Sequence[object]", part_of(result, self.path)))
+        return self.states.apply(self.client_ids, cast("Sequence[object]", part_of(result, self.path)), call)
 
 
 def updates_of(arg: object, parameter: Type | None, result: Type) -> list[StatesUpdate]:
@@ -70,6 +72,8 @@ def updates_of(arg: object, parameter: Type | None, result: Type) -> list[States
       result: The type of the call's result.
 
     Raises:
+      TypeMismatchError: If the argument has states of clients that were not selected.
+      InvalidValueError: If it has those of a client twice.
       InvalidComputationError: If a part of the result is placed at clients, and is not a state of clients whose states
         are in the argument; or if it may be that of several.
     """
@@ -90,6 +94,7 @@ def updates_of(arg: object, parameter: Type | None, result: Type) -> list[States
             )
         if fitting:
             states, ids = fitting[0]
+            check_once(ids)
             updates.append(StatesUpdate(states, ids, path))
         elif clients and not any(len(value) for value, _ in clients):
             updates.append(StatesUpdate(None, [], path))
@@ -138,10 +143,25 @@ def _not_seen(result: Type) -> InvalidComputationError:
 def _clients_in(arg: object, type_spec: Type | None) -> "Iterator[tuple[Sequence[object], Type]]":
     """Yields the values of clients in an argument, with the type of each value."""
     if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
+        _check_selected(arg)
         yield cast("Sequence[object]", arg), type_spec.member
     elif isinstance(type_spec, StructType) and isinstance(arg, (Struct, dict, list, tuple)):
         for member, (_, member_type) in zip(members_of(cast(Any, arg), type_spec), fields_of(type_spec)):
             yield from _clients_in(member, member_type)
+
+
+def _check_selected(values: object) -> None:
+    if isinstance(values, SavedClientStates):
+        raise TypeMismatchError(
+            f"Expected the states of the clients of a call, found those of all clients, {values!r}; pass what "
+            "select(ids) of them returns"
+        )
+    array = cast("NDArray[Any]", values) if isinstance(values, np.ndarray) else None
+    if array is not None and array.dtype == object and array.size and isinstance(array.flat[0], ClientState):
+        raise TypeMismatchError(
+            "Expected the list of clients' states that select(ids) returns, found an array of them; pass the list as "
+            "it is, as states are read where the clients run"
+        )
 
 
 def _client_parts(type_spec: Type, path: Path) -> Iterator[tuple[Path, Type]]:

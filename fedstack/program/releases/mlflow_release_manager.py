@@ -79,7 +79,9 @@ class MLflowReleaseManager(ClosesOnExit, StagedReleaseManager):
 
             return MlflowRun(tracking_uri, experiment_name, run_name, run_id)
 
-        self._sender = _Sender(connect, close_timeout_s)
+        where = f"the run {run_name if run_id is None else run_id!r} at {tracking_uri or 'the address of its settings'}"
+        kept = "It is lost" if state_manager is None else "A later process sends it if it is part of a saved state"
+        self._sender = _Sender(connect, close_timeout_s, where, kept)
         self._offered: Sequence[tuple[Key, Row]] = []
         super().__init__(f"mlflow:{experiment_name}/{run_name}", state_manager)
 
@@ -110,8 +112,10 @@ class MLflowReleaseManager(ClosesOnExit, StagedReleaseManager):
 class _Sender:
     """Sends rows on a thread, which there is as long as there are rows."""
 
-    def __init__(self, connect: "Callable[[], MlflowRun]", close_timeout_s: float) -> None:
+    def __init__(self, connect: "Callable[[], MlflowRun]", close_timeout_s: float, where: str, kept: str) -> None:
         self._connect = connect
+        self._where, self._kept = where, kept
+        self._error: Exception | None = None  # the last one
         self._close_timeout_s = close_timeout_s
         self._run: MlflowRun | None = None
         self._rows: deque[tuple[Key, Row]] = deque()
@@ -151,7 +155,10 @@ class _Sender:
             self._closed.set()
             left = len(self._rows)
         if left:
-            _logger.warning("MLflow did not take the values of %s", counted(left, "release"))
+            _logger.warning(
+                "MLflow did not take what was released to %s, in %s: %s. %s", self._where, counted(left, "release"),
+                "it has not answered yet" if self._error is None else _shown(self._error), self._kept,
+            )  # fmt: skip
         elif self._run is not None:
             try:
                 self._run.end()
@@ -185,7 +192,7 @@ class _Sender:
             if self._run is not None and getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
                 _logger.warning("MLflow refuses the values of step %d, which are left out: %s", step, _shown(error))
                 return True
-            self._run = None  # what it has is unknown now
+            self._run, self._error = None, error  # what it has is unknown now
             if not self._is_away:
                 self._is_away = True
                 _logger.warning(
@@ -193,6 +200,7 @@ class _Sender:
                     _shown(error),
                 )
             return False
+        self._error = None
         if self._is_away or self._is_full:
             self._is_away = self._is_full = False
             _logger.info("MLflow is back")

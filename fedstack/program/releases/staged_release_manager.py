@@ -18,7 +18,8 @@ from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import whole_number_of
 from fedstack.foundations.value_text import describe
 from fedstack.program.argument_checks import check_instance
-from fedstack.program.states.file_program_state_manager import FileProgramStateManager, in_thread, running_task
+from fedstack.program.states.file_program_state_manager import FileProgramStateManager
+from fedstack.program.states.saved_versions import in_thread, running_task
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_structure import named_values
 

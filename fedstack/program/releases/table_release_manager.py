@@ -1,9 +1,10 @@
 """Releases values as the rows of a file, in which a key that is released again replaces its row."""
 
 import abc
+import contextlib
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +23,8 @@ __all__ = ["Cell", "Row", "TableReleaseManager"]
 class TableReleaseManager(StagedReleaseManager):
     """The base class of release managers that write rows to a file.
 
-    The file is replaced as a whole, so that it is complete at any moment.
+    The file is replaced as a whole, so that it is complete at any moment. Managers that release to one file in turn
+    keep each other's rows; at the same moment, only one may.
 
     Args:
       file_path: The path of the file. Rows that it has are kept.
@@ -41,6 +43,7 @@ class TableReleaseManager(StagedReleaseManager):
         self._path = checked_path("file_path", file_path, "the path of a file")
         self._key = key_fieldname
         self._rows: dict[Key, Row] | None = None
+        self._stamp: object = None  # of the file that has these rows
         super().__init__(self._path.name, state_manager)
 
     @abc.abstractmethod
@@ -94,8 +97,15 @@ class TableReleaseManager(StagedReleaseManager):
         changed = {key: row for key, row in rows if known.get(key) != row}
         if changed:
             known = {**known, **changed}
-            self._write([{self._key: key, **row} for key, row in known.items()])
-            self._rows = known  # not before: a row that could not be written is not there
+            self._put(known)
+
+    def _remove(self, keys: Collection[Key]) -> None:
+        """Removes the rows of some keys from the file."""
+        self._put({key: row for key, row in self._known().items() if key not in keys})
+
+    def _put(self, rows: dict[Key, Row]) -> None:
+        self._write([{self._key: key, **row} for key, row in rows.items()])
+        self._rows, self._stamp = rows, self._stamp_now()  # not before: a row that could not be written is not there
 
     def _write(self, rows: list[Row]) -> None:
         """Writes the file with the given rows, each with its key."""
@@ -109,8 +119,9 @@ class TableReleaseManager(StagedReleaseManager):
         write_whole(path, [content])
 
     def _known(self) -> "dict[Key, Row]":
-        """Returns the rows of the file."""
-        if self._rows is None:
+        """Returns the rows of the file, to which another manager may have added some."""
+        stamp = self._stamp_now()
+        if self._rows is None or stamp not in (None, self._stamp):
             try:
                 found = self._read(self._path.read_bytes())
                 rows = {cast(Key, row.pop(self._key)): row for row in found}
@@ -123,5 +134,12 @@ class TableReleaseManager(StagedReleaseManager):
                     f"Expected rows with the column {self._key!r} in {self._path}, found another kind of file "
                     f"({text_of(error)}); remove it, or choose another path"
                 ) from error
-            self._rows = rows
+            self._rows, self._stamp = rows, stamp
         return self._rows
+
+    def _stamp_now(self) -> object:
+        """Returns what changes whenever the file is replaced; `None` if there is none."""
+        with contextlib.suppress(OSError):
+            found = os.stat(self._path)
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return None

@@ -13,15 +13,11 @@ from fedstack.data.client_states.store_folders import opened_shard
 from fedstack.foundations.error_text import counted
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.runs.differences import Difference, differences
+from fedstack.program.states.declared_states import client_states_in as client_states_in
 
 _CLIENTS_AT_ONCE = 100
 # The folder of states, and what a version of the program's state says of them; `None` if it has no such states.
 Kept: TypeAlias = tuple[Path, object | None]
-
-
-def client_states_in(releases: Mapping[str, object]) -> list[str]:
-    """Returns the names of the states of clients among what belongs to a version."""
-    return [name for name, staged in releases.items() if isinstance(staged, dict) and "shards" in staged]
 
 
 def differing_clients(name: str, one: Kept, other: Kept) -> list[Difference]:

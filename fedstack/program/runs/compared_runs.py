@@ -9,7 +9,7 @@ from fedstack.program.runs.differences import Difference, differences
 from fedstack.program.runs.found_runs import FoundRun
 from fedstack.program.runs.run import KEY, STATES
 from fedstack.program.runs.run_record import differing_settings
-from fedstack.program.states.file_program_state_manager import PREFIX
+from fedstack.program.states.saved_versions import PREFIX
 from fedstack.program.states.state_file import read_state
 
 

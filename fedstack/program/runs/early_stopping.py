@@ -1,5 +1,6 @@
 """Ends a run when a metric has not become better for some rounds."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -7,6 +8,8 @@ from fedstack.errors import InvalidValueError
 from fedstack.foundations.number_checks import check_number, check_whole_number
 from fedstack.foundations.value_text import describe
 from fedstack.program.argument_checks import check_instance
+
+_logger = logging.getLogger(__name__)
 
 
 class EarlyStopping:
@@ -22,7 +25,7 @@ class EarlyStopping:
 
     A value is better than the best one so far if it differs from it by more than `min_delta` in the right direction.
     The first value is the best one so far. NaN is never better, and never the best. Rows without the metric, of rounds
-    in which it was not measured, count as no rows.
+    in which it was not measured, count as no rows; if no row has it, a warning says so once.
 
     Args:
       metric: The name of the metric, as that of its column.
@@ -45,6 +48,7 @@ class EarlyStopping:
         self._patience = max(1, check_whole_number("patience", patience, 0))
         self._min_delta = float(min_delta)
         self._sign = 1.0 if mode == "min" else -1.0
+        self._is_told = False
 
     def should_stop(self, rows: Iterable[Mapping[str, object]]) -> bool:
         """Returns whether the run should have stopped after one of the rows.
@@ -56,7 +60,9 @@ class EarlyStopping:
           InvalidValueError: If the metric of a row is no number.
         """
         best, waited = None, 0
+        names: set[str] = set()
         for row in rows:
+            names.update(row)
             value = row.get(self._metric)
             if value is None:
                 continue
@@ -72,6 +78,12 @@ class EarlyStopping:
                 waited += 1
             if waited >= self._patience:
                 return True
+        if names and self._metric not in names and not self._is_told:
+            self._is_told = True
+            _logger.warning(
+                "No round so far has the metric %r, so that the run is not stopped; the rounds have %s",
+                self._metric, ", ".join(sorted(names)),
+            )  # fmt: skip
         return False
 
     def __repr__(self) -> str:

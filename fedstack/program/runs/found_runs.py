@@ -11,10 +11,11 @@ from fedstack.data.client_states.state_shards import SUFFIX
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
+from fedstack.program.runs.checked_versions import check_version
 from fedstack.program.runs.run import KEY, METRICS, STATES
 from fedstack.program.runs.run_record import RECORD, RunRecord
-from fedstack.program.states.file_program_state_manager import check_version, versions_in
 from fedstack.program.states.folder_lock import LockHolder, holder_of
+from fedstack.program.states.saved_versions import PREFIX, versions_in
 
 
 @attrs.frozen
@@ -48,8 +49,9 @@ class FoundRun:
 
     @property
     def last_metrics(self) -> Mapping[str, object]:
-        """What was released last, by name."""
-        return {name: value for name, value in (self.rows[-1] if self.rows else {}).items() if name != KEY}
+        """What was released last, by name. Rows of rounds that are not complete do not count."""
+        rows = [row for row in self.rows if not isinstance(key := row[KEY], int) or key <= self.rounds]
+        return {name: value for name, value in (rows[-1] if rows else {}).items() if name != KEY}
 
 
 def find_runs(folder: Path) -> tuple[list[FoundRun], dict[str, ProgramStateError]]:
@@ -75,7 +77,7 @@ def find_runs(folder: Path) -> tuple[list[FoundRun], dict[str, ProgramStateError
             try:
                 runs.append(found := _found(Path(path), folder))
                 if found.versions:  # the run is listed all the same, as it goes on from an older version
-                    check_version(found.folder / STATES, found.versions[-1])
+                    check_version(found.folder, found.folder / STATES / f"{PREFIX}{found.versions[-1]}")
             except ProgramStateError as error:
                 errors[Path(path).relative_to(folder).as_posix()] = error
         folders.sort()

@@ -12,7 +12,7 @@ from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.number_checks import checked_seed
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
 from fedstack.program.clients.client_states import ClientStates
-from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
+from fedstack.program.runs.run_metrics import RunMetrics
 from fedstack.program.runs.run_record import RECORD, Parameter, RunRecord, check_same, checked_parameters, this_command
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 from fedstack.program.states.state_structure import Migrate
@@ -42,7 +42,8 @@ class Run(ClosesOnExit):
       folder: The folder.
       record: What is in `run.json`.
       states: Saves and loads the states.
-      metrics: Releases metrics. The rows are part of the states; their keys are the numbers of rounds.
+      metrics: Releases metrics. The rows are part of the states; their keys are the numbers of rounds. When the run
+        goes on from a state, rows of later rounds are removed.
 
     Args:
       folder: The folder, which is created when it does not exist.
@@ -74,7 +75,9 @@ class Run(ClosesOnExit):
         self.folder = checked_path("folder", folder)
         program = checked_name("name", name, Path(sys.argv[0] or "python").name)
         checked = checked_seed("seed", seed, MAX_SEED)
-        self.record = RunRecord(program, this_command(), os.getcwd(), checked, checked_parameters(parameters))
+        self.record = RunRecord(
+            program, this_command(), os.getcwd(), checked, checked_parameters(parameters), str(self.folder)
+        )
         self.states = FileProgramStateManager(
             self.folder / STATES, keep_total=keep_total, keep_every_k=keep_every_k, migrate=migrate, name=program
         )
@@ -84,7 +87,7 @@ class Run(ClosesOnExit):
         except BaseException:
             self.states.close()
             raise
-        self.metrics = CSVFileReleaseManager(self.folder / METRICS, state_manager=self.states, key_fieldname=KEY)
+        self.metrics = RunMetrics(self.folder / METRICS, state_manager=self.states, key_fieldname=KEY)
 
     @property
     def seed(self) -> int:

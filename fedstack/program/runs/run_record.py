@@ -34,6 +34,7 @@ class RunRecord:
       folder: The working folder of the command.
       seed: The seed.
       parameters: The parameters by name.
+      run_folder: The folder of the run when the command started it; empty if an older fedstack did.
       fedstack: The version of fedstack that began the run.
       created: When the run began, in ISO 8601 and UTC.
     """
@@ -43,6 +44,7 @@ class RunRecord:
     folder: str
     seed: int
     parameters: Mapping[str, Parameter]
+    run_folder: str = ""
     fedstack: str = __version__
     created: str = attrs.field(
         factory=lambda: datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -55,7 +57,9 @@ class RunRecord:
 
     def started_by(self, later: "RunRecord") -> "RunRecord":
         """Returns this record with the command of a later one, if that has a command."""
-        return attrs.evolve(self, command=later.command, folder=later.folder) if later.command else self
+        if not later.command:
+            return self
+        return attrs.evolve(self, command=later.command, folder=later.folder, run_folder=later.run_folder)
 
     def write(self, folder: Path) -> None:
         """Writes the record to the folder of a run, as a whole or not at all.
@@ -101,7 +105,8 @@ class RunRecord:
         try:
             return cls(
                 str(fields["name"]), tuple(map(str, fields["command"])), str(fields["folder"]), int(fields["seed"]),
-                dict(fields["parameters"]), str(fields["fedstack"]), str(fields["created"]),
+                dict(fields["parameters"]), str(fields.get("run_folder", "")), str(fields["fedstack"]),
+                str(fields["created"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise ProgramStateError(

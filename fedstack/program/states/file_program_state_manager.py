@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import CoroutineType
@@ -20,19 +20,19 @@ from fedstack.computations.types.language import (
 )
 from fedstack.data.headed_file import DamagedStateError
 from fedstack.errors import InvalidValueError, ProgramStateError
-from fedstack.executors.concurrency.leaf_threads import off_loop
-from fedstack.foundations.error_text import text_of
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
-from fedstack.foundations.synced_folders import sync_folder
 from fedstack.program.argument_checks import checked_name, checked_path
+from fedstack.program.states.declared_states import DeclaredStates
+from fedstack.program.states.folder_id import FolderId
 from fedstack.program.states.folder_lock import FolderLock
+from fedstack.program.states.kept_versions import KeptVersions, UnneededFiles, shown_errors
+from fedstack.program.states.left_history import LeftHistory
+from fedstack.program.states.saved_versions import PREFIX, in_thread, versions_in
 from fedstack.program.states.staged_releases import StagedReleases
-from fedstack.program.states.state_file import SavedState, check_complete, read_releases, read_state, write_state
-from fedstack.program.states.state_structure import Migrate, as_of_now, named_values, restored
+from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
+from fedstack.program.states.state_structure import Migrate, as_of_now, checked_migrate, named_values, restored
 
-PREFIX = "program_state_"
 _S = TypeVar("_S")
-_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 
@@ -41,8 +41,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     A state is a structure of NumPy arrays, numbers, strings, `None`, references to such values, and objects that
     implement `federated_language.Serializable`, such as the iterator of a data source. Containers are those of
-    `federated_language.program`: dictionaries, lists, tuples and named tuples. Arrays must not change until `save` has
-    ended.
+    `federated_language.program`: dictionaries, lists, tuples and named tuples.
 
     Each version is one file. It appears when it is complete and on the disk, so that a process that is killed at any
     moment leaves all versions before. One run at a time may use a folder: the first call of `save` or `load_latest`
@@ -58,6 +57,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
       migrate: Converts a state that was saved with another structure: a function that gets the values by name, such as
         `model/weights`, and returns those of the present structure.
       name: The name of the run, which others are told that want to use the folder; by default that of the program.
+
+    Attributes:
+      folder_id: The id of the program's states.
 
     Raises:
       InvalidValueError: If an argument is not valid.
@@ -80,11 +82,14 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                 f"Expected the beginning of a file name as prefix, found {prefix!r}; pass the folder as root_dir"
             )
         self._prefix = prefix
-        self._keep_total = check_whole_number("keep_total", keep_total, -sys.maxsize)
-        self._keep_first = check_bool("keep_first", keep_first)
-        self._keep_every_k = None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k)
-        self._migrate = migrate
+        self._kept_versions = KeptVersions(
+            check_whole_number("keep_total", keep_total, -sys.maxsize),
+            check_bool("keep_first", keep_first),
+            None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k),
+        )
+        self._migrate = checked_migrate(migrate)
         self._releases: list[StagedReleases] = []
+        self._declared = DeclaredStates(self._releases)
         # What was released with the versions that have been looked at.
         self._kept: dict[int, Mapping[str, object]] = {}
         # The version that was loaded or saved last; 0 if there was none to load.
@@ -92,7 +97,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._has_begun = False  # also while the first version is being written
         # Damaged versions, which may be saved again.
         self._passed_over: set[int] = set()
+        self._left = LeftHistory()
+        self._unneeded = UnneededFiles()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
+        self.folder_id = FolderId(self._folder / f".{prefix}id", self._take)
         self._saving = threading.Lock()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -111,15 +119,16 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         return await in_thread(self._versions) or None
 
     async def load(self, version: int, structure: _S) -> _S:
-        """Returns the state of a version.
+        """Returns the state of a version, from which states of clients go on, too.
 
-        States of clients go on from the version if this manager has not loaded or saved one before. Later loads are for
-        looking at versions: see `ClientStates.at`.
+        To look at a version while a program goes on, load it with another manager, without states of clients; see also
+        `ClientStates.at`.
 
         Args:
           version: The version.
           structure: A state of the same structure, such as the first one. Serialized objects are read by the classes of
-            the objects in it.
+            the objects in it. Arrays have the dtype and the shape of those that are saved; one of length 0 stands for
+            any length, and `None` for any value.
 
         Raises:
           ProgramStateNotFoundError: If the version is not saved.
@@ -128,11 +137,11 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         saved = await in_thread(lambda: self._read(version))
         state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
-        if self._version is None:
-            for one in self._releases:
-                if one.continues:
-                    await in_thread(partial(one.restore, saved.releases.get(one.name)))
-            self._version, self._has_begun = version, True
+        self._left.loaded(version, await in_thread(self._versions), is_first=self._version is None)
+        for one in self._releases:
+            if one.continues:
+                await in_thread(partial(one.restore, saved.releases.get(one.name)))
+        self._version, self._has_begun = version, True
         return state
 
     async def load_latest(self, structure: _S) -> tuple[_S | None, int]:
@@ -145,29 +154,41 @@ class FileProgramStateManager(ProgramStateManager[Any]):
           structure: A state of the same structure; see `load`.
 
         Raises:
-          ProgramStateError: If another run uses the folder, or a version is from a newer version of fedstack.
+          ProgramStateError: If another run uses the folder, no version can be loaded although there are some, or one is
+            from a newer version of fedstack.
           InvalidValueError: If the state has another structure.
         """
         await in_thread(self._take)
+        damaged: dict[int, DamagedStateError] = {}
         for version in reversed(await in_thread(self._versions)):
             try:
                 saved = await in_thread(partial(self._read, version))
                 state = cast(_S, restored(saved.values, structure, str(self._path(version)), self._migrate))
+                self._passed_over = set(damaged)
                 await in_thread(partial(self._restore, version, saved.releases))
                 return state, version
             except ProgramStateNotFoundError:
                 continue
             except DamagedStateError as error:
                 _logger.warning("Passed over version %d of the program's state: %s", version, error)
-                self._passed_over.add(version)
+                damaged[version] = error
+        self._passed_over = set()
+        if damaged:
+            raise DamagedStateError(
+                f"Expected a version of the program's state in {self._folder} that can be loaded, found "
+                f"{shown_errors(damaged)}. Restore the folder, or remove these files to begin anew"
+            )
         await in_thread(partial(self._restore, 0, {}))
         return None, 0
 
     def save(self, program_state: object, version: int) -> "CoroutineType[Any, Any, None]":
         """Saves a state, and releases what was released before. Once it is awaited, both survive a power failure.
 
-        The state is that of the moment of the call: an iterator may go on before the coroutine has ended, or begun.
-        States are saved in the order of the calls.
+        The state is that of the moment of the call: arrays are copied, and may change before the coroutine has ended,
+        or begun, and so may iterators. States are saved in the order of the calls. After a `load`, the state becomes
+        the latest one: later versions, which belong to a history that was left, are removed. If a call fails whose
+        result a state needs, or that updates states of clients, its error is raised, and states of clients are again
+        those that were saved last.
 
         Args:
           program_state: The state.
@@ -175,7 +196,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
         Raises:
           ProgramStateExistsError: If the version is saved already.
-          ProgramStateError: If the state cannot be written, or another run uses the folder.
+          ProgramStateError: If the state cannot be written, a later version cannot be removed, or another run uses the
+            folder.
           InvalidValueError: If a value is of a kind that cannot be saved.
         """
         return self._save_in_turn(as_of_now(program_state), version, [one.mark() for one in self._releases])
@@ -184,9 +206,27 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         check_whole_number("version", version, 0)
         staged = [one.staged(mark) for one, mark in zip(self._releases, marks)]
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            values = await named_values(program_state)
-            releases = {one.name: await found() for one, found in zip(self._releases, staged)}
+            try:
+                values = await named_values(program_state)
+                releases = {one.name: await found() for one, found in zip(self._releases, staged)}
+            except Exception:
+                for one, mark in zip(self._releases, marks):
+                    await in_thread(partial(one.give_up, mark))
+                raise
             await in_thread(lambda: self._save(values, version, releases))
+
+    def drop_client_states(self, name: str) -> None:
+        """Lets versions that are saved from now on be without states of clients that the last one has.
+
+        The versions that are kept still have them. Remove their folder when it has become useless.
+
+        Args:
+          name: The name of the states.
+
+        Raises:
+          InvalidValueError: If this program has declared them.
+        """
+        self._declared.drop(name)
 
     async def releases_of(self, version: int, name: str) -> object | None:
         """Returns what was released with a version under a name, or `None`; for implementations of releases.
@@ -202,13 +242,23 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """Checks that a version was loaded or saved, unless there is none; for what goes on from a version.
 
         Raises:
-          ProgramStateError: If not.
+          ProgramStateError: If not, or if another run has gone on since.
         """
+        self._left.check_is_here(self._versions, self._folder)
         if not self._has_begun and (versions := self._versions()) and not self._has_begun:
             raise ProgramStateError(
                 f"Expected a version of the program's state to be loaded before its states of clients are used, found "
                 f"version {versions[-1]} in {self._folder}, which was not; call load_latest first"
             )
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+        return self._folder
+
+    def has_versions(self) -> bool:
+        """Returns whether there are saved versions."""
+        return bool(self._versions())
 
     def acquire(self) -> None:
         """Takes the lock of the folder, which the first use of the manager takes otherwise. Idempotent.
@@ -239,12 +289,12 @@ class FileProgramStateManager(ProgramStateManager[Any]):
     def _take(self) -> None:
         """Takes the lock, and removes what a process has left that was killed while it wrote."""
         if self._lock.acquire():
-            for left in self._folder.glob(f".{self._prefix}*.new"):
-                left.unlink(missing_ok=True)
+            self._unneeded.remove(self._folder.glob(f".{self._prefix}*.new"))
 
     def _save(self, values: "list[tuple[str, object]]", version: int, releases: Mapping[str, object]) -> None:
+        self._take()  # not in a forked child, in which another thread may have the next lock for ever
         with self._saving:
-            self._take()
+            self._left.check_is_here(self._versions, self._folder)
             path = self._path(version)
             if path.exists() and version not in self._passed_over:
                 raise ProgramStateExistsError(version=version, path=str(path))
@@ -253,36 +303,37 @@ class FileProgramStateManager(ProgramStateManager[Any]):
                     f"Expected a version to be loaded before the first save, found versions in {self._folder} whose "
                     "states of clients would be lost; call load_latest first, or choose another folder"
                 )
+            self._check_declared()
             self._has_begun = True
+            self._left.saves()
             write_state(path, values, releases)
             self._kept[version], self._version = releases, version
             self._passed_over.discard(version)
             for one in self._releases:
+                if self._left.goes_on_from is not None:
+                    one.leave(self._left.goes_on_from)
                 if one.name in releases:
                     one.release_staged(releases[one.name])
+            self._left.leave(version, self._passed_over, self._path, self._unneeded)
             self._remove_old()
+
+    def _check_declared(self) -> None:
+        last = max(self._versions(), default=0) if self._version is None else self._version
+        with contextlib.suppress(ProgramStateError):  # what is no version has no states
+            self._releases_of(last)
+        self._declared.check(self._kept.get(last, {}), f"version {last} in {self._folder}")
 
     def _restore(self, version: int, staged: Mapping[str, object]) -> None:
         for one in self._releases:
             one.restore(staged.get(one.name))
         self._version, self._has_begun = version, True
-        # The process may have been killed before it removed what is old. Damaged versions after this one are for users.
-        if version == max(self._versions(), default=0):
-            self._remove_old()
-        else:
-            self._sweep()
+        self._left.restored(version)
+        self._remove_old()  # the process may have been killed before it did
 
     def _remove_old(self) -> None:
-        """Removes the versions that are not kept."""
-        versions = self._versions()
-        first = 1 if self._keep_first else 0
-        last = len(versions) - max(self._keep_total - first, 1)
-        if 0 < self._keep_total < len(versions):
-            every = self._keep_every_k
-            old = {version for version in versions[first:last] if every is None or version % every}
-            for version in old:
-                self._path(version).unlink(missing_ok=True)
-            sync_folder(self._folder)
+        """Removes the versions that are not kept. Later ones than the present one are damaged, and for users."""
+        versions = [version for version in self._versions() if version <= (self._version or 0)]
+        self._unneeded.remove(map(self._path, self._kept_versions.old(versions, self._passed_over)))
         self._sweep()
 
     def _sweep(self) -> None:
@@ -292,7 +343,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             return
         self._kept = {version: self._releases_of(version) for version in self._versions()} if self._releases else {}
         for one in self._releases:
-            one.keep([staged[one.name] for staged in self._kept.values() if one.name in staged])
+            try:
+                one.keep([staged[one.name] for staged in self._kept.values() if one.name in staged])
+            except OSError as error:
+                self._unneeded.tell(Path(cast("str | None", error.filename) or one.name), error)
 
     def _releases_of(self, version: int) -> Mapping[str, object]:
         """Returns what was released with a version; nothing for a damaged one."""
@@ -305,42 +359,3 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def __repr__(self) -> str:
         return f"<FileProgramStateManager in {self._folder}>"
-
-
-def versions_in(folder: Path, prefix: str = PREFIX) -> list[int]:
-    """Returns the versions that are saved in a folder, in order.
-
-    Raises:
-      ProgramStateError: If the folder cannot be read.
-    """
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ProgramStateError(f"Cannot read {folder}: {text_of(error)}; check the path") from error
-    ends = [name[len(prefix) :] for name in names if name.startswith(prefix)]
-    return sorted(int(end) for end in ends if end.isascii() and end.isdecimal())
-
-
-def check_version(folder: Path, version: int, prefix: str = PREFIX) -> None:
-    """Checks that a version in a folder can be loaded, as far as its header and its size tell.
-
-    Raises:
-      ProgramStateError: If it cannot.
-    """
-    with contextlib.suppress(FileNotFoundError):  # a run that goes on removes old versions
-        check_complete(folder / f"{prefix}{version}")
-
-
-def running_task() -> "asyncio.Task[Any] | None":
-    """Returns the task that runs now, if there is one."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no event loop runs yet
-        return None
-
-
-async def in_thread(work: Callable[[], _T]) -> _T:
-    """Runs work that waits for the disk. It runs to its end even if the caller is cancelled meanwhile."""
-    return await asyncio.shield(off_loop(work))

@@ -12,6 +12,7 @@ from typing import IO, Any
 import attrs
 
 from fedstack.errors import ClosedError, ProgramStateError
+from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import text_of
 
@@ -57,6 +58,8 @@ def holder_of(folder: Path) -> LockHolder | None:
 class FolderLock:
     """The lock of a folder. The system releases it when the process ends, however it ends.
 
+    Forked children do not have it: they cannot take it again, and do not keep it when the process has ended.
+
     Args:
       folder: The folder.
       name: The name of the run, which another run is told.
@@ -67,16 +70,31 @@ class FolderLock:
         self._name = name
         self._file: IO[bytes] | None = None
         self._is_released = False
+        self._process: int | None = None  # that has taken it
         self._thread_lock = threading.Lock()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Closes the file of the lock in a forked child; see `Renewable`. The lock stays with the parent."""
+        self._thread_lock = threading.Lock()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def acquire(self) -> bool:
         """Takes the lock, and returns whether it was not taken before. Creates the folder if it does not exist.
 
         Raises:
-          ProgramStateError: If another run has the lock, or the folder cannot be created or written to.
+          ProgramStateError: If another run has the lock, a parent of this process took it, or the folder cannot be
+            created or written to.
           ClosedError: If the lock has been released.
         """
         with self._thread_lock:
+            if self._process is not None and self._process != os.getpid():
+                raise ProgramStateError(
+                    f"Expected process {self._process}, which opened the run in {self._path.parent}, found process "
+                    f"{os.getpid()}, a forked child; save in the first process, or open the run in the child alone"
+                )
             if self._is_released:  # another run may have written to the folder since
                 raise ClosedError(
                     f"Expected an open run in {self._path.parent}, found that it has been closed; open it again, and "
@@ -105,7 +123,7 @@ class FolderLock:
                     f"Expected one run in {folder}, found that {found or 'another run'} uses it; wait until "
                     "it ends, end it, or choose another folder"
                 )
-            self._file = file
+            self._file, self._process = file, os.getpid()
             weakref.finalize(self, file.close)
             file.truncate(0)
             facts = {"name": self._name, "host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}

@@ -13,6 +13,7 @@ from fedstack.computations.types.language import (
     Serializable,
 )
 from fedstack.foundations.number_checks import check_whole_number
+from fedstack.program.states.state_file import check_savable
 from fedstack.program.states.state_structure import as_of_now, named_values, restored
 
 _S = TypeVar("_S")
@@ -56,12 +57,14 @@ class MemoryProgramStateManager(ProgramStateManager[Any]):
 
         Raises:
           ProgramStateExistsError: If the version is saved already.
+          InvalidValueError: If a value is of a kind that a file of a state cannot have.
         """
         return self._save(as_of_now(program_state), version)
 
     async def _save(self, program_state: object, version: int) -> None:
         check_whole_number("version", version, 0)
         values = await named_values(program_state)
+        check_savable(values)
         if version in self._states:
             raise ProgramStateExistsError(version=version, path="memory")
         self._states[version] = {

@@ -32,6 +32,13 @@ class StagedReleases:
         """
         raise NotImplementedError
 
+    def give_up(self, mark: object) -> None:
+        """Drops what belongs to a state that cannot be saved, because a call that it needs has failed.
+
+        Args:
+          mark: What `mark` has returned.
+        """
+
     def release_staged(self, staged: object) -> None:
         """Releases what `staged` has returned, once the state is saved."""
         raise NotImplementedError
@@ -40,6 +47,9 @@ class StagedReleases:
         """Continues from the state that was saved with what `staged` has returned; `None` if there is no state."""
         if staged is not None:
             self.release_staged(staged)
+
+    def leave(self, version: int) -> None:
+        """Removes what was released with later versions than the one that was loaded, before the next one is saved."""
 
     def keep(self, kept: Sequence[object]) -> None:
         """Removes what is of no use to any version that is kept.

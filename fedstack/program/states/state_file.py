@@ -76,10 +76,24 @@ def write_state(path: Path, values: Iterable[tuple[str, object]], releases: Mapp
       InvalidValueError: If a value is of a kind that cannot be written.
       ProgramStateError: If the file cannot be written. Then it does not exist.
     """
+    parts = _parts_of(values)
+    write_whole(path, [_KIND.head({"values": parts.entries, "releases": releases}), *parts.contents])
+
+
+def check_savable(values: Iterable[tuple[str, object]]) -> None:
+    """Checks that values, each with its name, are of kinds that `write_state` writes.
+
+    Raises:
+      InvalidValueError: If not.
+    """
+    _parts_of(values)
+
+
+def _parts_of(values: Iterable[tuple[str, object]]) -> _Parts:
     parts = _Parts()
     for name, value in values:
         _add(parts, name, value)
-    write_whole(path, [_KIND.head({"values": parts.entries, "releases": releases}), *parts.contents])
+    return parts
 
 
 def _add(parts: _Parts, name: str, value: object) -> None:
@@ -94,6 +108,11 @@ def _add(parts: _Parts, name: str, value: object) -> None:
         )
     elif isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(cast("NDArray[Any]", value))
+        if issubclass(array.dtype.type, np.void):
+            raise InvalidValueError(
+                f"Expected arrays of numbers or strings in a program's state, found {describe(array)} at "
+                f"{name or 'the top'}; save its fields one by one, or its bytes"
+            )
         kind = "scalar" if isinstance(value, np.generic) else "array"
         if array.dtype.hasobject:
             _add_strings(parts, name, array)
@@ -154,8 +173,12 @@ def read_state(path: Path) -> SavedState:
     return SavedState(values, fields["releases"], fields["fedstack"])
 
 
-def check_complete(path: Path) -> None:
-    """Checks the header of a state and its size, but not the bytes of its values, which may be many.
+def check_state(path: Path, most_read: int) -> Mapping[str, object]:
+    """Checks the header of a state, its size, and the bytes of its values if they are few; returns its releases.
+
+    Args:
+      path: The path of the file.
+      most_read: The bytes of values that are read at most.
 
     Raises:
       FileNotFoundError: If the file does not exist.
@@ -165,6 +188,7 @@ def check_complete(path: Path) -> None:
         ends = [entry["start"] + entry["size"] for entry in fields["values"] if "start" in entry]
         if os.fstat(file.fileno()).st_size - file.tell() < max(ends, default=0):
             raise _KIND.damaged(path, "its end")
+    return read_state(path).releases if max(ends, default=0) <= most_read else fields["releases"]
 
 
 def read_releases(path: Path) -> Mapping[str, object]:

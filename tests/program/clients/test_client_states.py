@@ -1,7 +1,11 @@
 """The states of clients: read, updated, saved with the state of a program, and removed with its last version."""
 
 import asyncio
+import contextlib
+import gc
 import random
+import re
+import shutil
 from pathlib import Path
 
 import federated_language as fl
@@ -19,6 +23,7 @@ from fedstack.errors import (
     ContextError,
     InvalidComputationError,
     InvalidValueError,
+    LeafError,
     ProgramStateError,
     TypeMismatchError,
 )
@@ -39,6 +44,23 @@ def moved(control, x):
 def step(controls, xs):
     changed = fl.federated_map(moved, (controls, xs))
     return fl.federated_sum(changed), changed
+
+
+@fl.federated_computation(fl.FederatedType(CONTROL, fl.CLIENTS), fl.FederatedType(np.float32, fl.CLIENTS))
+def changed(controls, xs):
+    return fl.federated_map(moved, (controls, xs))
+
+
+@fedstack.python_computation(np.int32, np.int32)
+def counted_on(count):
+    return count + 1
+
+
+@fl.federated_computation(fl.FederatedType(CONTROL, fl.CLIENTS), fl.FederatedType(np.int32, fl.CLIENTS))
+def both(controls, counts):
+    return fl.federated_map(moved, (controls, fl.federated_value(np.float32(1), fl.CLIENTS))), fl.federated_map(
+        counted_on, counts
+    )
 
 
 @fedstack.python_computation(np.float32, np.int32)
@@ -250,13 +272,13 @@ def test_a_version_whose_states_are_lost_is_passed_over_and_saved_again(tmp_path
     assert found(states) == expected(4)
 
 
-def test_states_go_on_from_the_version_that_is_loaded_first(tmp_path: Path) -> None:
+def test_states_go_on_from_the_version_that_is_loaded(tmp_path: Path) -> None:
     saved(tmp_path, 4)
     manager, states = in_folder(tmp_path)
     assert asyncio.run(manager.load(2, 0)) == 2
     assert found(states) == expected(2)
     assert asyncio.run(manager.load(4, 0)) == 4
-    assert found(states) == expected(2), "later loads are for looking"
+    assert found(states) == expected(4)
 
 
 def test_states_that_are_opened_after_the_load_have_what_was_saved(tmp_path: Path) -> None:
@@ -285,6 +307,7 @@ def test_states_of_another_structure_are_refused_with_both(tmp_path: Path) -> No
 def test_a_second_run_is_refused(tmp_path: Path) -> None:
     _, states = in_folder(tmp_path)
     states.update(["a"], [FIRST])
+    shutil.copytree(tmp_path / "program", tmp_path / "other")
     other = FileProgramStateManager(tmp_path / "other")
     with pytest.raises(ProgramStateError, match="uses it"):
         ClientStates(tmp_path / "controls", like=FIRST, state_manager=other).update(["a"], [FIRST])
@@ -330,9 +353,10 @@ def test_a_folder_that_cannot_be_written_to_leaves_the_states(tmp_path: Path) ->
     saved(tmp_path, 2)
     manager, states = in_folder(tmp_path)
     asyncio.run(manager.load_latest(0))
-    (tmp_path / "controls" / f"{2:08d}.states").mkdir()
+    (tmp_path / "controls").rename(tmp_path / "away")
     with pytest.raises(ProgramStateError, match="Cannot write"):
         states.update(["client 0"], [FIRST])
+    (tmp_path / "away").rename(tmp_path / "controls")
     assert found(states) == expected(2)
 
 
@@ -487,3 +511,261 @@ def test_an_update_beside_a_call_that_runs_is_refused(in_program) -> None:
         assert states.get("a")[0] == 0.0
 
     asyncio.run(run())
+
+
+def test_a_round_that_fails_is_not_saved_and_its_states_are_dropped(tmp_path: Path, in_program, caplog) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest(0)
+        changed(states.select(["a", "b"]), [1.0, 1.0])
+        await manager.save(1, 1)
+        changed(states.select(["a", "c"]), [1.0, 1.0])
+        changed(states.select(["b"]), [-1.0])  # nothing that is saved needs it
+        with pytest.raises(LeafError, match="ValueError: no"):
+            await manager.save(2, 2)
+        assert await manager.get_versions() == [1]
+        assert {one: states.get(one)[0] for one in states.client_ids} == {"a": 1.0, "b": 1.0}
+        changed(states.select(["a", "b"]), [1.0, 2.0])
+        await manager.save(2, 2)
+        manager.close()
+        manager, states = in_folder(tmp_path)
+        assert await manager.load_latest(0) == (2, 2)
+        assert {one: states.get(one)[0] for one in states.client_ids} == {"a": 2.0, "b": 3.0}
+
+    asyncio.run(run())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_round_whose_values_fail_drops_its_states_too(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest([FIRST])
+        changed(states.select(["a"]), [1.0])
+        total, _ = step(ClientStates(like=FIRST).select(["x"]), [-1.0])
+        with pytest.raises(LeafError):
+            await manager.save([total], 1)
+        assert states.client_ids == []
+
+    asyncio.run(run())
+
+
+def test_an_error_that_the_program_knows_is_not_raised_again_by_save(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest(0)
+        changed(states.select(["a"]), [1.0])
+        total, _ = step(states.select(["b"]), [-1.0])
+        with pytest.raises(LeafError):
+            await total.get_value()
+        await manager.save(1, 1)
+        assert states.client_ids == ["a"], "the other call was fine"
+
+    asyncio.run(run())
+
+
+def test_calls_and_saves_on_the_states_of_a_failed_round_fail(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest(0)
+        changed(states.select(["a"]), [1.0])
+        changed(states.select(["b"]), [-1.0])
+        second = asyncio.create_task(manager.save(1, 1))
+        third = manager.save(2, 2)
+        later = step(states.select(["a"]), [1.0])[1]
+        with pytest.raises(LeafError):
+            await second
+        with pytest.raises(ContextError, match="begin the round again"):
+            await third
+        with contextlib.suppress(ContextError):  # if it ended before the save
+            await later.get_value()
+        assert (states.client_ids, await manager.get_versions()) == ([], None)
+        changed(states.select(["a"]), [5.0])
+        await manager.save(1, 1)
+        assert states.get("a")[0] == 5.0
+
+    asyncio.run(run())
+
+
+def test_a_call_updates_all_kinds_of_states_or_none(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        counts = ClientStates(tmp_path / "counts", like=np.int32(0), state_manager=manager)
+        await manager.load_latest(0)
+        (tmp_path / "counts").write_text("")  # so that it cannot become a folder
+        first, _ = both(states.select(["a"]), counts.select(["a"]))
+        with pytest.raises(ProgramStateError):
+            await first.get_value()
+        assert states.client_ids == counts.client_ids == []
+
+    asyncio.run(run())
+
+
+def test_a_folder_of_another_program_is_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    saved(tmp_path, 6)
+    before = names(tmp_path)
+    other = FileProgramStateManager(tmp_path / "other")
+    states = ClientStates(tmp_path / "controls", like=FIRST, state_manager=other)
+    both = rf"whose states are in .*other, found .*controls, .* {re.escape('remove')}"
+    with pytest.raises(ProgramStateError, match=both):
+        asyncio.run(other.load_latest(0))
+    with pytest.raises(ProgramStateError, match=both):
+        states.update(["a"], [FIRST])
+    other.close()
+    assert names(tmp_path) == before
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load_latest(0)) == (6, 6)
+    assert found(states) == expected(6)
+
+
+def without_ids(folder: Path) -> None:
+    """Removes the ids, which earlier versions did not write."""
+    (folder / "controls" / ".program").unlink()
+    (folder / "program" / ".program_state_id").unlink()
+
+
+def test_folders_without_ids_are_loaded_and_get_them(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    without_ids(tmp_path)
+    other = FileProgramStateManager(tmp_path / "other")
+    ClientStates(tmp_path / "controls", like=FIRST, state_manager=other)
+    with pytest.raises(ProgramStateError, match="belong to no version in .*other"):
+        asyncio.run(other.load_latest(0))
+    other.close()
+    saved(tmp_path, 4)
+    ids = [(tmp_path / name).read_bytes() for name in ("controls/.program", "program/.program_state_id")]
+    assert ids[0] == ids[1]
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load_latest(0)) == (4, 4)
+    assert found(states) == expected(4)
+
+
+def test_a_copy_of_both_folders_goes_on(tmp_path: Path) -> None:
+    saved(tmp_path / "one", 3)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    saved(tmp_path / "two", 5)
+    saved(tmp_path / "one", 4)
+    manager, states = in_folder(tmp_path / "two")
+    assert asyncio.run(manager.load_latest(0)) == (5, 5)
+    assert found(states) == expected(5)
+
+
+def test_files_that_fedstack_has_not_written_are_neither_removed_nor_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "controls").mkdir()
+    for name in ("my.states", "00000000.states"):
+        (tmp_path / "controls" / name).write_text("precious")
+        manager, states = in_folder(tmp_path)
+        for use in (lambda: asyncio.run(manager.load_latest(0)), lambda: states.update(["a"], [FIRST])):  # noqa: B023
+            with pytest.raises(ProgramStateError, match=f"{name}, .*choose another folder"):
+                use()
+        manager.close()
+        (tmp_path / "controls" / name).unlink()
+    saved(tmp_path, 3)
+    (tmp_path / "controls" / "my.states").write_text("precious")
+    manager, states = in_folder(tmp_path)
+    with pytest.raises(ProgramStateError, match=r"my\.states"):
+        asyncio.run(manager.load_latest(0))
+    assert (tmp_path / "controls" / "my.states").read_text() == "precious"
+
+
+def test_an_older_version_that_is_loaded_leaves_the_files_of_newer_ones(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load(1, 0))
+    states.update(["client 0"], [np.full(3, 9, np.float32)])
+    assert found(asyncio.run(states.at(3))) == expected(3)
+
+
+def test_states_that_a_program_no_longer_declares_are_not_lost(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    manager = FileProgramStateManager(tmp_path / "program")
+    renamed = ClientStates(tmp_path / "renamed", like=FIRST, state_manager=manager)
+    asyncio.run(manager.load_latest(0))
+    renamed.update(["a"], [FIRST])
+    with pytest.raises(
+        ProgramStateError, match=r"states of clients named controls.*found renamed; .*drop_client_states"
+    ):
+        asyncio.run(manager.save(4, 4))
+    assert asyncio.run(manager.get_versions()) == [1, 2, 3]
+    ClientStates(tmp_path / "controls", like=FIRST, state_manager=manager)  # also after the load
+    asyncio.run(manager.save(4, 4))
+    manager.close()
+    manager = FileProgramStateManager(tmp_path / "program")  # without any states
+    with pytest.raises(ProgramStateError, match="found none; "):
+        asyncio.run(manager.save(5, 5))
+    manager.close()
+
+
+def test_states_are_dropped_on_purpose_and_stay_in_older_versions(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    manager = FileProgramStateManager(tmp_path / "program")
+    asyncio.run(manager.load_latest(0))
+    manager.drop_client_states("controls")
+    asyncio.run(manager.save(4, 4))
+    manager.close()
+    manager = FileProgramStateManager(tmp_path / "program")
+    assert asyncio.run(manager.load_latest(0)) == (4, 4)
+    asyncio.run(manager.save(5, 5))
+    states = ClientStates(tmp_path / "controls", like=FIRST, state_manager=manager)
+    with pytest.raises(InvalidValueError, match="found that this program has declared them"):
+        manager.drop_client_states("controls")
+    assert found(asyncio.run(states.at(3))) == expected(3)
+    assert states.client_ids == []
+    manager.close()
+
+
+def test_a_load_of_an_older_version_brings_its_states_back(tmp_path: Path, in_program) -> None:
+    async def run() -> None:
+        manager, states = in_folder(tmp_path)
+        await manager.load_latest(0)
+        for number in range(1, 4):
+            changed(states.select(["a"]), [1.0])
+            await manager.save(number, number)
+        changed(states.select(["a"]), [1.0])
+        late = step(states.select(["a"]), [1.0])[1]
+        assert await manager.load(1, 0) == 1
+        assert states.get("a")[0] == 1.0
+        with contextlib.suppress(ContextError):  # if it ended before the load
+            await late.get_value()
+        assert states.get("a")[0] == 1.0
+        total, _ = step(states.select(["a"]), [5.0])
+        assert (await total.get_value())[0] == 6.0
+        assert [(await states.at(number)).get("a")[0] for number in (1, 2, 3)] == [1, 2, 3]
+        assert await FileProgramStateManager(tmp_path / "program").load(2, 0) == 2
+        assert states.get("a")[0] == 6.0, "another manager looks at a version"
+        await manager.save(4, 4)
+        assert (await states.at(4)).get("a")[0] == 6.0
+
+    asyncio.run(run())
+
+
+def test_states_that_a_call_of_a_program_cannot_take_are_refused_before_it_runs(in_program) -> None:
+    async def run() -> None:
+        states = ClientStates(like=FIRST)
+        with pytest.raises(TypeMismatchError, match=r"pass what select\(ids\) of them returns"):
+            step(states, [1.0])
+        with pytest.raises(TypeMismatchError, match="found an array of them; pass the list"):
+            step(np.asarray(states.select(["a", "b"])), [1.0, 1.0])
+        with pytest.raises(InvalidValueError, match="found 'a' twice"):
+            step(states.select(["a", "a"]), [1.0, 1.0])
+
+    asyncio.run(run())
+
+
+def test_states_of_a_version_that_has_been_removed_are_named_as_such(tmp_path: Path) -> None:
+    manager, states = in_folder(tmp_path, keep_total=1, keep_first=False)
+    states.update(["a"], [FIRST])
+    asyncio.run(manager.save(0, 1))
+    first = asyncio.run(states.at(1))
+    states.update(["a"], [FIRST])
+    asyncio.run(manager.save(0, 2))
+    states.update(["a"], [FIRST])
+    asyncio.run(manager.save(0, 3))
+    with pytest.raises(ProgramStateError, match="read the states of a version that is kept"):
+        first.get("a")
+
+
+def test_a_state_of_another_shape_is_refused_with_advice_that_states_can_follow() -> None:
+    with pytest.raises(TypeMismatchError, match=r"found shape \[4\]; at the state of the client 'a'; .*like") as info:
+        ClientStates(like=FIRST).update(["a"], [np.zeros(4, np.float32)])
+    assert "None" not in str(info.value)

@@ -314,7 +314,7 @@ def test_files_of_calls_that_run_are_spared_and_those_that_did_not_count_are_rem
     states.keep([])
     assert sum(name.startswith(asked.name) for name in files_in(tmp_path)) == 2
     assert states.apply(["a", 3], [StoredResult(one.file, one.row) for one in written[0]]) == 2
-    states.end(call)
+    states.end(call, True)
     states.keep([])
     assert [name for name in files_in(tmp_path) if name.startswith(asked.name)] == [f"{asked.name}-1-0.states"]
     np.testing.assert_array_equal(states.get(3), FIRST + 1)
@@ -328,7 +328,7 @@ def test_a_file_of_which_some_records_do_not_count_is_copied(
     before = states.get("a")
     failure = fedstack.ClientFailure(0, 0, ValueError())
     assert states.apply(["a", 3], [failure, StoredResult(written[1].file, 1)]) == 1
-    states.end(call)
+    states.end(call, True)
     states.keep([])
     assert not any(name.startswith(asked.name) for name in files_in(tmp_path))
     np.testing.assert_array_equal(states.get(3), FIRST + 1)

@@ -179,3 +179,12 @@ def test_two_files_of_one_name_cannot_be_part_of_the_same_states(tmp_path: Path)
     CSVFileReleaseManager(tmp_path / "a" / "m.csv", state_manager=states)
     with pytest.raises(InvalidValueError, match=r"found 'm\.csv' twice"):
         CSVFileReleaseManager(tmp_path / "b" / "m.csv", state_manager=states)
+
+
+def test_two_managers_of_one_file_keep_the_rows_of_both(tmp_path: Path, kind: str) -> None:
+    one, other = (KINDS[kind](tmp_path / "metrics") for _ in range(2))
+    for number in range(4):
+        run((one, other)[number % 2].release(number, number))
+    run(other.release("again", 0))
+    for manager in (one, other):
+        assert [tuple(row.values()) for row in manager.rows()] == [(0, "again"), (1, 1), (2, 2), (3, 3)]

@@ -81,6 +81,17 @@ def test_what_is_no_rule_is_refused() -> None:
             EarlyStopping("loss", patience=1).should_stop(rows(wrong))
 
 
+def test_a_metric_that_no_round_has_is_told_once(caplog) -> None:
+    stopping = EarlyStopping("los", patience=1)
+    assert not stopping.should_stop([])
+    assert not caplog.messages
+    for number in (1, 2):
+        assert not stopping.should_stop([{"round": one, "loss": 1.0} for one in range(number)])
+    (warning,) = caplog.messages
+    assert "No round so far has the metric 'los'" in warning
+    assert "the rounds have loss, round" in warning
+
+
 LOSSES = [5.0, 4.0, 4.5, 3.0, 3.5, math.nan, 2.0, 1.0, 0.5]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,48 @@ def test_metrics_after_the_last_state_are_written_at_the_end_unless_it_is_an_err
         asyncio.run(program(False))
     assert (tmp_path / "True" / "metrics.csv").read_text() == "round,loss\n1,1.0\nevaluation,0.5\n"
     assert (tmp_path / "False" / "metrics.csv").read_text() == "round,loss\n1,1.0\n"
+
+
+def test_metrics_of_rounds_that_a_run_has_left_are_removed_when_it_goes_on(tmp_path: Path, caplog) -> None:
+    async def program(rounds: int, every: int) -> None:
+        with Run(tmp_path) as run:
+            _, last = await run.states.load_latest(0)
+            for number in range(last + 1, rounds + 1):
+                if number % every == 0:
+                    await run.metrics.release({"a": number}, number)
+                await run.states.save(number, number)
+                if number == last + 1:
+                    await run.metrics.release({"a": 0}, "first")
+            await run.metrics.release({"a": -1}, 100)
+
+    def keys() -> list[object]:
+        return [row["round"] for row in CSVFileReleaseManager(tmp_path / "metrics.csv", key_fieldname="round").rows()]
+
+    asyncio.run(program(8, 1))
+    assert keys() == [1, "first", *range(2, 9), 100]
+    for version in (6, 7, 8):
+        (tmp_path / "states" / f"program_state_{version}").unlink()
+    asyncio.run(program(5, 1))  # to look removes nothing
+    assert keys() == [1, "first", *range(2, 9), 100]
+    asyncio.run(program(8, 4))
+    assert keys() == [1, "first", *range(2, 6), 8, 100]
+    assert "Removed 4 rows of the rounds 6 to 100 from" in caplog.text
+    shutil.rmtree(tmp_path / "states")
+    asyncio.run(program(2, 2))
+    assert keys() == ["first", 2, 100]
+
+
+def test_metrics_that_were_written_before_the_first_state_stay(tmp_path: Path) -> None:
+    async def program(number: int) -> None:
+        with Run(tmp_path) as run:
+            await run.states.load_latest(0)
+            await run.metrics.release({"a": number}, number)
+            run.metrics.flush()
+            await run.states.save(number, number)
+
+    for number in (1, 2):
+        asyncio.run(program(number))
+    assert (tmp_path / "metrics.csv").read_text() == "round,a\n1,1\n2,2\n"
 
 
 def test_rows_come_back_with_their_keys_and_before_a_round(tmp_path: Path) -> None:

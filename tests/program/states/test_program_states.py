@@ -1,6 +1,7 @@
 """Saving and loading the states of programs: what comes back, what is kept, what is refused."""
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -264,6 +265,26 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     assert run(manager.get_versions()) is None
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros(2, [("a", "f4")]), "arrays of numbers or strings .* found .* at x; save its fields"),
+        (np.zeros(1, [("a", "f4")])[0], "arrays of numbers or strings .* found .* at x; save its fields"),
+        (np.void(b"ab"), "arrays of numbers or strings .* found .* at x; save its fields"),
+        (range(3), "found a range at x; pass a list or an array"),
+        ({"y": range(3)}, "found a range at x/y; pass a list or an array"),
+        (memoryview(b"ab"), "found a memoryview at x; pass a list or an array"),
+        ({1, 2}, "found set {1, 2} at x; convert it"),
+        (print, "found .* at x; convert it"),
+        (object(), "found .* at x; convert it"),
+    ],
+)  # fmt: skip
+def test_what_would_not_come_back_is_refused(manager, value: object, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        run(manager.save({"x": value}, 1))
+    assert run(manager.get_versions()) is None
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
     manager = FileProgramStateManager(tmp_path)
     run(manager.save(state(1), 1))
@@ -272,8 +293,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ProgramStateError, match=r"Cannot write .*_2: .*No space left on device.* unchanged"):
+    with pytest.raises(ProgramStateError, match=r"Cannot write .*_2: .*No space left on device.* unchanged") as caught:
         run(manager.save(state(2), 2))
+    assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
     assert run(manager.get_versions()) == [1]
     assert not list(tmp_path.glob(".program_state*"))
@@ -378,6 +400,19 @@ def test_states_are_those_of_the_call_and_are_saved_in_its_order(tmp_path: Path)
     run(save())
 
 
+def test_arrays_may_change_as_soon_as_save_was_called(manager) -> None:
+    async def save() -> None:
+        weights, content = np.zeros(3), bytearray(b"a")
+        saving = manager.save({"w": weights, "view": weights[::-1], "b": content}, 1)
+        weights += 1
+        content[:] = b"z"
+        await saving
+        found = await manager.load(1, {"w": weights, "view": weights, "b": b""})
+        assert [found["w"].tolist(), found["view"].tolist(), found["b"]] == [[0, 0, 0], [0, 0, 0], b"a"]
+
+    run(save())
+
+
 def test_a_state_that_cannot_be_saved_does_not_keep_others_from_being_saved(tmp_path: Path) -> None:
     async def save() -> list:
         manager = FileProgramStateManager(tmp_path)
@@ -431,6 +466,9 @@ def test_a_damaged_version_may_be_saved_again(tmp_path) -> None:
         ({"w": np.zeros((3, 2)), "n": 1}, {"w": np.zeros((3, 4)), "n": 1}),
         ({"w": np.zeros(3)}, {"w": np.zeros((3, 1))}),
         ({"w": np.zeros(3)}, {"w": 0.0}),
+        ({"w": np.zeros(3)}, {"w": np.zeros(4)}),
+        ({"w": np.zeros(3, np.float32)}, {"w": np.zeros(3)}),
+        ({"w": np.zeros((5, 2), np.float32)}, {"w": np.zeros((0, 2))}),
         ({"w": "three"}, {"w": 3}),
         ({"w": b"three"}, {"w": 3}),
     ],
@@ -449,7 +487,9 @@ def test_a_state_that_is_not_like_the_programs_is_refused_or_migrated(
 @pytest.mark.parametrize(
     ("saved", "passed"),
     [
-        (np.zeros((5, 2), np.float32), np.zeros((0, 2))),  # it grows with the rounds
+        (np.zeros((5, 2)), np.zeros((0, 2))),  # it grows with the rounds
+        (np.zeros(3, ">i4"), np.ones(3, np.int32)),
+        (np.array(["a", "text"]), np.array(["b", "c"], object)),
         (np.int32(3), 0),
         (3.5, np.zeros(())),
         (None, np.zeros(3)),
@@ -462,6 +502,21 @@ def test_what_may_change_while_a_program_runs_is_loaded(tmp_path: Path, saved: o
     run(manager.save(saved, 1))
     found, _ = run(manager.load_latest(passed))
     np.testing.assert_array_equal(np.asarray(found, object), np.asarray(saved, object))
+
+
+def test_a_migration_that_returns_something_else_is_named(tmp_path: Path) -> None:
+    run(FileProgramStateManager(tmp_path).save({"w": 1.0}, 1))
+    with pytest.raises(InvalidValueError, match="Expected a function as migrate, found dict"):
+        FileProgramStateManager(tmp_path, migrate={"w": "v"})
+    returned = [
+        (None, "Expected migrate to return .* by name, .* found None"),
+        ({"x": 1}, "migrate returns .* found x; mis"),
+    ]
+    returned += [({"v": "text"}, "found a string for v, where it passes a number. Return"), ([("v", 1)], "found list")]
+    for value, message in returned:
+        with pytest.raises(InvalidValueError, match=message) as caught:
+            run(FileProgramStateManager(tmp_path, migrate=lambda _, value=value: value).load(1, {"v": 0.0}))
+        assert "pass migrate=" not in str(caught.value)
 
 
 def test_a_masked_array_is_refused_since_its_mask_would_be_lost(tmp_path: Path) -> None:
