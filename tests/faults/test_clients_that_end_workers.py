@@ -191,7 +191,7 @@ def test_workers_of_a_pool_that_others_kill_start_no_search(door: Door, caplog) 
         os.kill(pool.pids[0], signal.SIGKILL)
         eventually(lambda: len(door.visitors) > 3)
         os.kill(door.visitors[3], signal.SIGKILL)  # it runs the client of the first again
-        eventually(lambda: sum(" again in " in record.getMessage() for record in caplog.records) == 3)
+        eventually(lambda: sum(record.getMessage().startswith("Running client ") for record in caplog.records) == 3)
         door.open()
         found = running.result(120.0)
     assert np.asarray(found).tobytes() == np.asarray(locally(mean_visit, arguments)).tobytes()
