@@ -11,8 +11,8 @@ from fedstack.data.client_states.state_shards import StateShard
 # A shard in which this share of the records is of use is copied to a new one. So each byte that is written is copied
 # at most once in three times, and stores have at most four times the size of what they hold.
 _WORTH_COPYING = 0.25
-# With more shards of small records, the smallest of them become one.
-_MOST_SHARDS = 4096
+# With more shards of small records, the smallest half of them becomes one. Each shard takes time in each save.
+_MOST_SHARDS = 512
 _NOWHERE = -1
 
 
