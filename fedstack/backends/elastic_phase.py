@@ -29,7 +29,7 @@ from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, Phase
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
-from fedstack.executors.concurrency.phase_lengths import has_run, note_length
+from fedstack.executors.concurrency.phase_lengths import is_harmless, note_length
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.remote.phase_copies import sent_once
@@ -149,7 +149,7 @@ class ElasticPhase:
         places = await repeated(self._places, self._losses, "Beginning a phase", LOSSES, gives_up_alone=False)
         if (
             self._tolerance is not None
-            and not has_run(self._part.phase)
+            and not is_harmless(self._part.phase)
             and len(places) > 1
             and self._backend.loses_workers
         ):

@@ -18,6 +18,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import FedstackError, LeafError, NoWorkersError
 from fedstack.executors.composing_executor import LOSSES, Contributions
 from fedstack.executors.concurrency.coroutines import wait
+from fedstack.executors.concurrency.phase_lengths import note_losses
 from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted
@@ -94,6 +95,7 @@ class LostClients:
             return True
         if await self._must_guard(losses):
             self.is_guarded = True
+            note_losses(self._part.phase)
             _logger.info(
                 "Clients may have ended %s; the clients that are left run in child processes of the other workers",
                 counted(losses.count(self._part.phase), "worker"),

@@ -15,12 +15,14 @@ from fedstack.backends.backend import Backend, Caller
 from fedstack.backends.backend_executor import BackendExecutorFactory
 from fedstack.backends.task_phases import PhaseAtClients
 from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.plan.tasks import Phase
 from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.errors import LeafError, LostWorkersError, NoWorkersError, RemoteError, WorkerUnavailableError
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.hand_ins import HandIn
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
+from fedstack.executors.concurrency.phase_lengths import note_losses
 from fedstack.executors.federating_executor import LocalPhases
 from fedstack.foundations.deadline import Deadline
 from fedstack.membership.ledger import Suspects
@@ -240,3 +242,40 @@ def test_a_phase_that_has_failed_looks_for_no_more_workers() -> None:
         called(backend, [0.1, 0.2])
     assert backend.is_stopping
     assert backend.asked_after_the_end == 0
+
+
+class _Begun(Unsteady):
+    """Records the workers that begin, and the phases that they run. None is lost."""
+
+    loses_workers = True
+
+    def __init__(self) -> None:
+        super().__init__(0, workers=2, apart=True, most=0)
+        self.begun: list[Sequence[str]] = []
+        self.phases: list[Phase] = []
+
+    async def places(self) -> Sequence[str]:
+        return ["w0", "w1"]
+
+    def runners(self, phase, places, counts, caller: Caller):
+        self.begun.append(places)
+        self.phases.append(phase)
+        return super().runners(phase, places, counts, caller)
+
+
+def test_a_worker_is_in_reserve_for_new_programs_and_those_whose_clients_have_ended_workers() -> None:
+    backend = _Begun()
+    factory, tolerant = BackendExecutorFactory(backend), fedstack.ClientFailures()
+    with SyncExecutionContext(factory, client_failures=tolerant) as context, fedstack.use_context(context):
+
+        @fl.federated_computation(CLIENTS)
+        def total(values):
+            return fl.federated_sum(fl.federated_map(wobble, values))
+
+        total([0.1, 0.2])
+        total([0.1, 0.2])
+        assert backend.begun == [["w0"], ["w0", "w1"]]
+        note_losses(backend.phases[-1])
+        for _ in range(9):
+            total([0.1, 0.2])
+        assert backend.begun[2:] == [["w0"]] * 8 + [["w0", "w1"]]
