@@ -29,7 +29,7 @@ from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, Phase
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.composing_executor import LOSSES, Contributions
 from fedstack.executors.concurrency.coroutines import TOGETHER_SECONDS, end_all
-from fedstack.executors.concurrency.phase_lengths import is_harmless, note_length
+from fedstack.executors.concurrency.phase_records import is_harmless, note_length
 from fedstack.executors.concurrency.progress import PartProgress, ProgressCounts
 from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.remote.phase_copies import sent_once

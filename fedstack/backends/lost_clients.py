@@ -18,7 +18,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import FedstackError, LeafError, NoWorkersError
 from fedstack.executors.composing_executor import LOSSES, Contributions
 from fedstack.executors.concurrency.coroutines import wait
-from fedstack.executors.concurrency.phase_lengths import note_losses
+from fedstack.executors.concurrency.phase_records import note_losses
 from fedstack.executors.concurrency.repetition import repeated
 from fedstack.executors.survivors.tolerance import Tolerance
 from fedstack.foundations.error_text import counted

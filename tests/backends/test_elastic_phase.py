@@ -22,7 +22,7 @@ from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.hand_ins import HandIn
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.concurrency.phase_lengths import note_losses
+from fedstack.executors.concurrency.phase_records import note_losses
 from fedstack.executors.federating_executor import LocalPhases
 from fedstack.foundations.deadline import Deadline
 from fedstack.membership.ledger import Suspects

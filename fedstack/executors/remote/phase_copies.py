@@ -23,7 +23,7 @@ from fedstack.computations.types.language import TensorType, Type, computation_p
 from fedstack.computations.values.columns import Column, ConstantColumn, JoinedColumn
 from fedstack.computations.values.shared_columns import SharedColumn, shared_bytes
 from fedstack.errors import InvalidValueError
-from fedstack.executors.concurrency.phase_lengths import is_long
+from fedstack.executors.concurrency.phase_records import is_long
 from fedstack.executors.folds.aggregations import FoldArgument
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.foundations.caches import made_once

@@ -24,7 +24,7 @@ def check_owner(folder: Path, manager: FileProgramStateManager) -> None:
       ProgramStateError: If it belongs to another one, or has states of clients that no version has.
     """
     owner = read_id(folder / _OWNER)
-    if owner is not None and owner != manager.folder_id.read():
+    if owner is not None and owner != manager.program_id.read():
         raise ProgramStateError(
             f"Expected a folder for states of clients of the program whose states are in {manager.folder}, found "
             f"{folder}, which belongs to another program; choose another folder, or remove it if nobody needs it. If "
@@ -58,4 +58,4 @@ def bind(folder: Path, manager: FileProgramStateManager) -> None:
       ProgramStateError: If the id cannot be written, or another run uses the program's states.
     """
     if read_id(folder / _OWNER) is None:
-        write_id(folder / _OWNER, manager.folder_id.drawn())
+        write_id(folder / _OWNER, manager.program_id.drawn())

@@ -23,10 +23,10 @@ from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.foundations.number_checks import check_bool, check_whole_number, checked_positive
 from fedstack.program.argument_checks import checked_name, checked_path
 from fedstack.program.states.declared_states import DeclaredStates
-from fedstack.program.states.folder_id import FolderId
 from fedstack.program.states.folder_lock import FolderLock
 from fedstack.program.states.kept_versions import KeptVersions, UnneededFiles, shown_errors
 from fedstack.program.states.left_history import LeftHistory
+from fedstack.program.states.program_id import ProgramId
 from fedstack.program.states.saved_versions import PREFIX, in_thread, versions_in
 from fedstack.program.states.staged_releases import StagedReleases
 from fedstack.program.states.state_file import SavedState, read_releases, read_state, write_state
@@ -59,7 +59,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
       name: The name of the run, which others are told that want to use the folder; by default that of the program.
 
     Attributes:
-      folder_id: The id of the program's states.
+      program_id: The id of the program's states.
 
     Raises:
       InvalidValueError: If an argument is not valid.
@@ -100,7 +100,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         self._left = LeftHistory()
         self._unneeded = UnneededFiles()
         self._lock = FolderLock(self._folder, checked_name("name", name, Path(sys.argv[0] or "python").name))
-        self.folder_id = FolderId(self._folder / f".{prefix}id", self._take)
+        self.program_id = ProgramId(self._folder / f".{prefix}id", self._take)
         self._saving = threading.Lock()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 

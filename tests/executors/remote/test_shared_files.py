@@ -12,7 +12,7 @@ import pytest
 from await_until import await_until
 
 import fedstack
-from fedstack.executors.concurrency import phase_lengths
+from fedstack.executors.concurrency import phase_records
 from fedstack.foundations import memory_files
 from fedstack.foundations.memory_files import HAS_SEALS
 from fedstack.service.pool.worker_pool import local_worker_pool
@@ -125,7 +125,7 @@ def test_the_file_goes_with_its_values() -> None:
 
 
 def test_values_that_workers_keep_stay_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phase_lengths, "_LONG_SECONDS", 0.0)
+    monkeypatch.setattr(phase_records, "_LONG_SECONDS", 0.0)
     with local_worker_pool(2) as pool, over_streams(pool):
         for seed in (0, 0, 1):
             assert total(layers_of(seed), VALUES) == locally(layers_of(seed), VALUES)

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedstack.data.folder_ids import read_id, write_id
 
 
-class FolderId:
+class ProgramId:
     """The id of the states of a program, in a hidden file of their folder, so that copies of it keep the id.
 
     Args:
