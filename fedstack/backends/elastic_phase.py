@@ -298,6 +298,8 @@ class ElasticPhase:
 
         def begun(leave: Leave) -> None:
             self._rebalancing.begun(assignment, leave)
+            if self._rebalancing.is_settled:
+                self._news.set()  # a worker may be idle already
 
         hand_in = HandIn(take, HAND_IN_SECONDS, begun=begun, reached=reached, origin=assignment.origin)
         run = self._runners[assignment.worker].run_in_parts

@@ -60,11 +60,13 @@ def test_a_worker_is_asked_once_at_a_time_and_again_after_a_while_if_it_kept_all
     assert phase.the_ask(1.5).assignment is phase.at["w1"]
 
 
-def test_a_worker_that_cannot_leave_clients_is_not_asked_again() -> None:
+def test_a_worker_that_cannot_leave_clients_yet_is_asked_again_after_a_while() -> None:
     phase = Phase(2)
     phase.end("w0", now=1.0)
     assert not phase.balance.answered(phase.the_ask(1.1), None, 1.1)
-    assert not phase.balance.asks(100.0)
+    assert not phase.balance.asks(1.2)
+    assert phase.balance.wakes_at(1.2) is not None
+    assert phase.the_ask(1.4).assignment is phase.at["w1"]
 
 
 def test_a_phase_that_has_just_begun_stays_as_it_is() -> None:
@@ -114,6 +116,20 @@ def test_a_worker_that_drains_is_asked_once_for_all_that_it_has_not_begun() -> N
     assert not phase.balance.asks(0.3)
     started = phase.assignments.start(0.3)
     assert spans(started) == [("w0", range(90, 105)), ("w1", range(105, 120))]
+
+
+def test_a_worker_that_drains_and_cannot_leave_clients_yet_is_asked_again_though_none_is_idle() -> None:
+    phase = Phase(2)
+    phase.balance.present(["w0"], {"w1"})
+    assert not phase.balance.answered(phase.the_ask(0.2), None, 0.2)
+    assert not phase.balance.asks(0.3)
+    wakes_at = phase.balance.wakes_at(0.3)
+    assert wakes_at == 0.4
+    ask = phase.the_ask(wakes_at)
+    assert (ask.assignment, ask.rate) == (phase.at["w1"], math.inf)
+    assert phase.balance.wakes_at(0.4) is None
+    assert not phase.balance.answered(ask, Headway(60, 0), 0.5)
+    assert not phase.balance.asks(1.0)
 
 
 def test_clients_of_a_worker_that_does_not_answer_run_twice_at_once() -> None:

@@ -19,7 +19,7 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.errors import LeafError, LostWorkersError, NoWorkersError, RemoteError, WorkerUnavailableError
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.hand_ins import HandIn
+from fedstack.executors.base.hand_ins import HandIn, Headway
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
 from fedstack.executors.concurrency.phase_records import note_losses
@@ -242,6 +242,52 @@ def test_a_phase_that_has_failed_looks_for_no_more_workers() -> None:
         called(backend, [0.1, 0.2])
     assert backend.is_stopping
     assert backend.asked_after_the_end == 0
+
+
+class _Late(_Changing):
+    """The second of two workers begins only when the first has been idle for long, and has to be asked three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Headway | None] = []
+
+    def runners(self, phase, places, counts, caller: Caller):
+        return [_LateRunner(self, caller.server) for _ in places], counts
+
+
+class _LateRunner(PhaseRunner):
+    def __init__(self, backend: _Late, server: ProgramEngine) -> None:
+        self._backend = backend
+        self._server = server
+
+    async def run_phase(self, phase, inputs, arguments, clients: range) -> PhaseResult:
+        return await LocalPhases(self._server, self._server, len(clients)).run_phase(phase, inputs, arguments, clients)
+
+    async def run_in_parts(self, phase, inputs, arguments, clients: range, hand_in: HandIn):
+        backend, whole = self._backend, PhaseAtClients(phase, inputs, arguments, clients)
+        if clients.start == 4:  # those of the second worker
+            has_left = asyncio.Event()
+            await backend.settled.wait()
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+            async def leave(rate: float) -> Headway | None:
+                backend.answers.append(None if len(backend.answers) < 2 else Headway(6, 0))
+                if backend.answers[-1] is not None:
+                    has_left.set()
+                return backend.answers[-1]
+
+            hand_in.begun(leave)
+            await has_left.wait()
+            whole = whole.at(range(4, 6))
+        return whole.clients, await self.run_phase(phase, whole.inputs, arguments, whole.clients)
+
+
+def test_a_worker_that_begins_after_another_is_idle_leaves_it_clients_as_soon_as_it_can() -> None:
+    values = [0.1 * number for number in range(8)]
+    backend = _Late()
+    assert bits(called(backend, values)) == locally(values)
+    assert [answer is None for answer in backend.answers][:3] == [True, True, False]
 
 
 class _Begun(Unsteady):

@@ -27,7 +27,8 @@ from fedstack.membership.ledger import named
 SETTLED_SECONDS = 0.05
 # Workers that have the same number of clients end within this share of the time of a phase, within these limits.
 _SPREAD, _LEAST_SPREAD_SECONDS, _MOST_SPREAD_SECONDS = 0.04, 0.01, 0.25
-# A worker that has kept all of its clients is asked again after this share of the time of a phase, and at least this.
+# A worker that has left no clients is asked again after this share of the time of a phase, and at least this time: the
+# worker may have run some of them meanwhile, or may have begun only now.
 _AGAIN, _LEAST_AGAIN_SECONDS = 0.1, 0.2
 # A worker's clients run twice if another worker has been idle for this share of the time of a phase, and at least this
 # time, and if the worker is slower than this share of the other worker's speed.
@@ -77,18 +78,19 @@ class _Asked:
     """What is known about a worker that has been asked.
 
     Attributes:
-      again_at: The time from which the worker may be asked again; infinity for never.
+      again_at: The time from which the worker may be asked again.
       headway: How far the worker was at the last answer.
       is_silent: Whether the worker has not responded.
       is_copied: Whether its clients run on other workers as well.
-      has_drained: Whether the worker has been asked for all clients that it had not begun.
+      drains_at: The time from which the worker, if it drains, is asked for all clients that it has not begun; infinity
+        once it has been asked, and unless it says that it cannot leave any yet.
     """
 
     again_at: float = 0.0
     headway: Headway | None = None
     is_silent: bool = False
     is_copied: bool = False
-    has_drained: bool = False
+    drains_at: float = 0.0
 
 
 @attrs.define
@@ -150,7 +152,8 @@ class Balance:
 
         Args:
           ask: The request.
-          headway: How far the worker is; `None` without an answer, or if the worker cannot leave clients to others.
+          headway: How far the worker is; `None` without an answer, or if the worker cannot leave clients to others, or
+            not yet.
           now: The time, in seconds.
           is_silent: Whether there was no answer in time.
         """
@@ -169,9 +172,11 @@ class Balance:
             if not started:
                 self.taken.append(TakenOver(moved, worker, None, runs_twice=False))
             return started
-        pause = max(_LEAST_AGAIN_SECONDS, _AGAIN * (now - self._begun))
-        asked.again_at = math.inf if headway is None and not is_silent else now + pause
-        asked.headway = headway or asked.headway
+        asked.again_at = now + max(_LEAST_AGAIN_SECONDS, _AGAIN * (now - self._begun))
+        if headway is None:  # it may be receiving the clients, or loading a function
+            asked.drains_at = now + _LEAST_AGAIN_SECONDS
+        else:
+            asked.headway = headway
         return []
 
     def is_silent(self, assignment: Assignment) -> bool:
@@ -184,7 +189,7 @@ class Balance:
     def asks(self, now: float) -> list[Ask]:
         """Returns the requests to send at the time `now`."""
         self._note_idle(now)
-        asks = [Ask(one, (), math.inf) for one in self._since if self._must_leave(one)]
+        asks = [Ask(one, (), math.inf) for one in self._since if self._drains_at(one) <= now]
         idle = self._idle_now(now)
         asked = {ask.assignment for ask in [*self._asks, *asks]}
         ready = [one for one in self._since if one not in asked and self._can_give(one, now)] if idle else ()
@@ -193,7 +198,8 @@ class Balance:
             asks.append(Ask(max(ready, key=lambda one: one.size), idle, rate))
         for ask in asks:
             ask.assignment.is_shared = True
-            self._asked.setdefault(ask.assignment, _Asked()).has_drained |= not ask.workers
+            known = self._asked.setdefault(ask.assignment, _Asked())
+            known.drains_at = known.drains_at if ask.workers else math.inf
             self._asks[ask] = None
         return asks
 
@@ -231,15 +237,16 @@ class Balance:
 
     def wakes_at(self, now: float) -> float | None:
         """Returns the time at which there may be something to decide without an event; `None` if there is none."""
-        if not self._since or not self._idle:
+        times = [*map(self._drains_at, self._since), *(map(self._due, self._idle.values()) if self._since else ())]
+        due = min(times, default=math.inf)
+        if due == math.inf:
             return None
-        due = min(map(self._due, self._idle.values()))
         return due if due > now else now + self._spread(now)
 
-    def _must_leave(self, one: Assignment) -> bool:
-        """Returns whether a worker that drains must be asked for the clients that it has not begun."""
+    def _drains_at(self, one: Assignment) -> float:
+        """Returns the time at which a worker must be asked for the clients that it has not begun, because it drains."""
         asked = self._asked.get(one)
-        return one.worker in self._leaving and bool(one.left) and not (asked and asked.has_drained)
+        return (asked.drains_at if asked else 0.0) if one.worker in self._leaving and one.left else math.inf
 
     def _can_give(self, one: Assignment, now: float) -> bool:
         """Returns whether a worker may have clients that it has not begun."""
