@@ -24,6 +24,7 @@ from fedstack.executors.concurrency.leaf_threads import off_loop
 from fedstack.executors.concurrency.observed_phases import observed_phase
 from fedstack.executors.folds.aggregations import FoldArguments
 from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.stored.storing_sink import phase_sink
 from fedstack.executors.survivors.tolerance import Tolerance, present_among
 from fedstack.foundations.error_text import counted
 
@@ -58,7 +59,7 @@ class LocalPhases(PhaseEngine):
     ) -> FoldedPhase:
         columns, states = await self._begun(phase, inputs, arguments, clients)
         held = await self._fold_held(phase, states, columns, clients, all_clients)
-        sink = PhaseSink(phase, states, held)
+        sink = phase_sink(phase, states, held, len(clients))
         if len(held) < len(phase.folds) or phase.held:
             await self._run(phase, columns, clients, sink)
         return folded(sink)

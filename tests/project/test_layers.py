@@ -36,6 +36,7 @@ ROOMS = (
     "executors/survivors",
     "executors/folds",
     "executors/base",
+    "executors/stored",
     "executors/remote",
     "executors/worker",
     "executors",

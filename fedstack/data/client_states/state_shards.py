@@ -26,6 +26,8 @@ SUFFIX = ".states"
 # Files of large records have about this size, so that most of them end as a whole. Small records share one file.
 _FILE_BYTES = 1 << 20
 _MOST_BYTES = 1 << 28
+# Large records are written in batches of this size, so that their files are synced together.
+_BATCH_BYTES = 16 << 20
 _SYNCS_AT_ONCE = 8
 _KIND = FileKind(b"FEDCLNTS", 1, "file of clients' states")
 
@@ -218,6 +220,11 @@ def ids_from_json(found: Iterable[Any]) -> list[ClientId]:
 def rows_of_a_file(layout: RecordLayout) -> int:
     """Returns the number of records in a file."""
     return max((_MOST_BYTES if layout.is_small else _FILE_BYTES) // layout.dtype.itemsize, 1)
+
+
+def rows_of_a_batch(layout: RecordLayout) -> int:
+    """Returns the number of records that are worth writing at once, while there are more to come."""
+    return max(rows_of_a_file(layout), _BATCH_BYTES // layout.dtype.itemsize)
 
 
 def sync_shards(shards: Sequence[FileShard], folder: Path) -> None:

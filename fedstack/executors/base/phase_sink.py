@@ -215,7 +215,7 @@ class PhaseSink:
     def _fill(self, clients: range) -> None:
         fillers = [column_from_payloads([zeros(member, 0)] * len(clients), member) for _, member in self.phase.held]
         if fillers:
-            self.keep(clients.start, fillers)
+            PhaseSink.keep(self, clients.start, fillers)  # a subclass may do more with what clients return
 
     def claim(self, stop: int) -> int:
         """Returns `stop`, because all clients are wanted; see `Sink`."""

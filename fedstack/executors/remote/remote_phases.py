@@ -18,7 +18,6 @@ from fedstack.errors import (
 from fedstack.executors.base.hand_ins import END, Contribution, HandIn, Headway
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.base.stored_results import ask, check_stored, folders_of_call, ids_of, stores_of_call
 from fedstack.executors.concurrency.leaf_threads import off_loop, parsed, sized
 from fedstack.executors.concurrency.observed_phases import PhaseNote, observed_phase
 from fedstack.executors.concurrency.progress import PhaseReport
@@ -30,6 +29,7 @@ from fedstack.executors.remote.phase_results import read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import SharedFiles, check_size, packer_for, receive, room_for
 from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.stored.stored_results import ask, check_stored, folders_of_call, ids_of, stores_of_call
 from fedstack.executors.survivors.failure_messages import failed_in, write_tolerance
 from fedstack.executors.survivors.tolerance import Guarded, Tolerance, present_among
 from fedstack.executors.survivors.unreadable_inputs import error_of_inputs

@@ -34,7 +34,6 @@ from fedstack.errors import InvalidValueError
 from fedstack.executors.base.hand_ins import Contribution, HandIn, Headway, Leave
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.phase_sink import PhaseResult
-from fedstack.executors.base.stored_results import ResultWriter
 from fedstack.executors.concurrency.leaf_threads import LOOP_BYTES, off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.folds.aggregations import partial_states
@@ -47,6 +46,7 @@ from fedstack.executors.remote.phase_copies import (
 )
 from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, read_phase
 from fedstack.executors.remote.phase_results import write_result
+from fedstack.executors.stored.stored_results import ResultWriter
 from fedstack.executors.survivors.ending import Ending
 from fedstack.executors.survivors.failure_messages import read_tolerance
 from fedstack.executors.survivors.outcomes import Telling

@@ -17,9 +17,9 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.containers import to_result
 from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.data.client_states.record_layout import RecordLayout, Records
-from fedstack.data.client_states.state_shards import StateShard, ids_as_json
+from fedstack.data.client_states.state_shards import StateShard, ids_as_json, rows_of_a_batch
 from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
-from fedstack.executors.base.stored_results import ResultStore
+from fedstack.executors.stored.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
 from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, given_up, silence
@@ -265,7 +265,8 @@ class ClientStates(SavedClientStates, StagedReleases):
         name = secrets.token_hex(6)
         with self._lock:
             self._writing[call] = name
-        return ResultStore(self._store.share, self.state_type, ids_as_json(client_ids), name), self._path
+        batch = rows_of_a_batch(self._layout)
+        return ResultStore(self._store.share, self.state_type, ids_as_json(client_ids), name, batch), self._path
 
     def _check_has_begun(self) -> None:
         if self._manager is not None:

@@ -22,7 +22,7 @@ from fedstack.computations.types.type_structure import fields_of, is_client_valu
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.store_folders import ClientStateFolders
 from fedstack.errors import InvalidComputationError, TypeMismatchError
-from fedstack.executors.base.stored_results import ResultStore, StoringResults
+from fedstack.executors.stored.stored_results import ResultStore, StoringResults
 from fedstack.program.clients.client_states import ClientStates
 from fedstack.program.clients.saved_client_states import ClientState, SavedClientStates, check_once
 from fedstack.program.value_reference import Path, part_of

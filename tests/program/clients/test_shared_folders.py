@@ -49,8 +49,8 @@ from fedstack.data.client_states.state_shards import FileShard
 from fedstack.data.client_states.store_folders import ClientStateFolders
 from fedstack.data.headed_file import cannot_write
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, ProgramStateError, TypeMismatchError
-from fedstack.executors.base.stored_results import check_stored
 from fedstack.executors.remote.phase_results import read_result
+from fedstack.executors.stored.stored_results import check_stored
 from fedstack.observe import add_observer
 from fedstack.program import FederatedContext
 from fedstack.proto.extensions_pb2 import Packed, PhaseRequest, PhaseResponse

@@ -5,6 +5,7 @@
 | says which results of a call belong to which store (`StoringResults`) | the owner of the store, around the call |
 | asks for them with a phase (`ask`), if the worker has the store | the sender of the phase |
 | writes those of the clients that are done to new files, and sends their places (`ResultWriter`) | the worker |
+| does the same without a worker (`storing_sink.py`) | a phase in the caller's process |
 | finds the places in the result of the call (`StoredResult`) | the owner of the store |
 
 Each request has names of its own. So a phase may run twice, or be lost, and the owner removes what did not count.
@@ -44,12 +45,18 @@ class ResultStore:
       type_spec: The type of the results.
       client_ids: The id of each client of the call, as JSON.
       name: What the names of the call's files begin with.
+      batch: How many results a phase in the caller's process writes at once.
     """
 
     share: Callable[[], str | None]
     type_spec: Type
     client_ids: Sequence[object]
     name: str
+    batch: int
+
+    def own_name(self) -> str:
+        """Returns what the names of the files of one part of the call begin with. No other part has the same."""
+        return f"{self.name}-{draw_id().hex()}"
 
 
 @attrs.frozen(eq=False)
@@ -119,7 +126,7 @@ def ask(
         if store in has:
             one = wanted[index]
             own = json.dumps(one.client_ids[clients.start : clients.stop]).encode()
-            request.store.add(held=index, store=store, name=f"{one.name}-{draw_id().hex()}", clients=own)
+            request.store.add(held=index, store=store, name=one.own_name(), clients=own)
 
 
 def check_stored(response: PhaseResponse, request: PhaseRequest, phase: Phase) -> None:
@@ -218,4 +225,15 @@ def _placed(found: Sequence[StoredValue], there: Sequence[int], nowhere: StoredF
     places = [StoredValue(nowhere, -1)] * len(clients)
     for place, value in zip(there, found):
         places[place] = value
-    return DeferredColumn(places, nowhere.type_spec, "a result of the clients", column_from_values, clients.start)
+    return column_of_places(places, nowhere.type_spec, clients.start)
+
+
+def column_of_places(places: Sequence[StoredValue], type_spec: Type, first: int) -> Column:
+    """Returns a column of the places of results.
+
+    Args:
+      places: The places.
+      type_spec: The type of the results.
+      first: The index of the first client.
+    """
+    return DeferredColumn(places, type_spec, "a result of the clients", column_from_values, first)
