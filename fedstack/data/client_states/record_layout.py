@@ -109,11 +109,15 @@ class RecordLayout:
         Raises:
           InvalidValueError: If they have another one.
         """
-        if list(map(list, fields)) != list(map(list, self.fields)):
+        if not self.has(fields):
             raise InvalidValueError(
                 f"Expected states of clients with {_shown(self.fields)} in {place}, found {_shown(fields)}; pass an "
-                "example of what is stored as like, or choose another folder"
+                "example of what is stored as like, or migrate=, a function that converts it, or choose another folder"
             )
+
+    def has(self, fields: Sequence[Sequence[Any]]) -> bool:
+        """Returns whether stored records have this layout."""
+        return list(map(list, fields)) == list(map(list, self.fields))
 
 
 def record_dtype(fields: Sequence[Sequence[Any]]) -> "np.dtype[np.void]":
@@ -132,6 +136,12 @@ def record_dtype(fields: Sequence[Sequence[Any]]) -> "np.dtype[np.void]":
     names = [str(place) for place in range(len(formats))]
     layout: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": max(size, _ALIGNMENT)}
     return np.dtype(layout)
+
+
+def values_of(records: Records, fields: Sequence[Sequence[Any]]) -> Iterator[dict[str, object]]:
+    """Yields the values of each record by their paths, given the fields of its layout."""
+    for record in np.ascontiguousarray(records).view(record_dtype(fields))[:, 0]:
+        yield {path: record[str(number)] for number, (path, _, _) in enumerate(fields)}
 
 
 def _name_of(dtype: "np.dtype[Any]") -> str:

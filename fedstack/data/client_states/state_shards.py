@@ -50,6 +50,11 @@ class StateShard(Protocol):
         """The clients, in the order of their records."""
         ...
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the store has the records as `read` returns them. Otherwise they are converted each time."""
+        ...
+
     def read(self, rows: "NDArray[np.intp]") -> Records:
         """Returns some records, in the order of `rows`.
 
@@ -73,6 +78,7 @@ class MemoryShard:
     client_ids: Sequence[ClientId]
     records: Records
     digest = 0
+    is_current = True
 
     def read(self, rows: "NDArray[np.intp]") -> Records:
         """Returns some records; see `StateShard.read`."""
@@ -100,6 +106,7 @@ class FileShard:
     size: int
     crcs: Sequence[int]
     start: int
+    is_current = True
 
     @property
     def name(self) -> str:

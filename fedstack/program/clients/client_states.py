@@ -23,6 +23,7 @@ from fedstack.executors.stored.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
 from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, given_up, silence
+from fedstack.program.clients.migrated_shard import MigrateState, check_migrate
 from fedstack.program.clients.saved_client_states import SavedClientStates, check_once
 from fedstack.program.clients.shard_index import ShardIndex
 from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, ShardStore
@@ -88,6 +89,9 @@ class ClientStates(SavedClientStates, StagedReleases):
       like: The state that a client has at first, and an example of all others: numbers, arrays, and structures of them.
       state_manager: Saves the states together with the program's state.
       name: The name of the states, which stays the same in later processes; by default that of the folder.
+      migrate: Converts a state that was saved when `like` was another one: a function that gets the values of the old
+        state by path, such as `{"control": …, "steps": …}` (`""` for a state that is one value), and returns the new
+        state. What is saved does not change; the next update writes all states as they are now.
 
     Raises:
       InvalidValueError: If an argument is not valid.
@@ -103,6 +107,7 @@ class ClientStates(SavedClientStates, StagedReleases):
         like: object,
         state_manager: FileProgramStateManager | None = None,
         name: str | None = None,
+        migrate: MigrateState | None = None,
     ) -> None:
         self._path = None if folder is None else checked_path("folder", folder)
         if (folder is None) != (state_manager is None):
@@ -116,12 +121,13 @@ class ClientStates(SavedClientStates, StagedReleases):
             raise InvalidValueError(
                 f"Expected the first state of a client as like, found the type {like}; pass a value"
             )
+        check_migrate(migrate)
         layout = RecordLayout.of(like)
         self._lock = threading.Lock()
         run = Path(sys.argv[0] or "python").name
         store: ShardStore = MemoryStore()
         if self._path is not None and state_manager is not None:
-            store = FolderStore(self._path, layout, run, state_manager)
+            store = FolderStore(self._path, layout, run, state_manager, migrate)
         super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex(), store)
         self._name = checked_name("name", name, "states" if self._path is None else self._path.name)
         self._last = _Update([], 0)
@@ -240,7 +246,7 @@ class ClientStates(SavedClientStates, StagedReleases):
         found: dict[tuple[str, int], dict[int, int]] = {}
         for place in places:
             state = states[place]
-            if isinstance(state, StoredResult) and state.file.store == self.store_id:
+            if isinstance(state, StoredResult) and state.file.store == self._store.id:
                 found.setdefault((state.file.name, state.file.digest), {})[state.row] = place
         shards, left = list[StateShard](), set(places)
         for shard, rows in zip(self._store.find(found), found.values()):

@@ -39,7 +39,7 @@ class SavedClientStates:
     @property
     def store_id(self) -> str | None:
         """The id by which other processes find the store of the records; `None` if they cannot have it."""
-        return self._store.id
+        return self._store.id if self._held()[0].is_current else None
 
     @property
     def state_type(self) -> Type:

@@ -30,6 +30,7 @@ class ShardIndex:
         self._row_of: NDArray[np.intp] = np.empty(0, np.intp)
         self._shards: dict[int, StateShard] = {}
         self._used: dict[int, int] = {}
+        self._old: set[int] = set()  # the shards that are not current
         self._next = 0
         for shard in shards:
             self._add(shard)
@@ -40,6 +41,7 @@ class ShardIndex:
         found._numbers = self._numbers  # readers of this index find clients in it that have no record here
         found._shard_of, found._row_of = self._shard_of.copy(), self._row_of.copy()
         found._shards, found._used, found._next = dict(self._shards), dict(self._used), self._next
+        found._old = set(self._old)
         for shard in shards:
             found._add(shard)
         return found
@@ -53,6 +55,11 @@ class ShardIndex:
     def shards(self) -> list[StateShard]:
         """The shards with at least one record that counts, in their order."""
         return list(self._shards.values())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the store has all records as they are read; see `StateShard.is_current`."""
+        return not self._old
 
     def _has(self, number: int) -> bool:
         return number < len(self._shard_of) and self._shard_of[number] != _NOWHERE
@@ -68,11 +75,14 @@ class ShardIndex:
         self._shard_of[at] = number
         self._row_of[at] = np.arange(len(at))
         self._shards[number], self._used[number] = shard, len(at)
+        if not shard.is_current:
+            self._old.add(number)
         for old, count in zip(before.tolist(), counts.tolist()):
             if old != _NOWHERE:
                 self._used[old] -= count
                 if not self._used[old]:
                     del self._shards[old], self._used[old]
+                    self._old.discard(old)
 
     def _make_room(self, clients: int) -> None:
         if clients > len(self._shard_of):
@@ -107,12 +117,16 @@ class ShardIndex:
         return found
 
     def worth_copying(self, *, joins: bool) -> list[ClientId]:
-        """Returns the clients whose records should be copied to a new shard, so that the store stays small.
+        """Returns the clients whose records should be copied to a new shard, so that the store stays small and current.
 
         Args:
           joins: Whether many shards are worth joining because their records are small.
         """
-        few = [number for number, used in self._used.items() if used <= _WORTH_COPYING * len(self._of(number))]
+        few = [
+            number
+            for number, used in self._used.items()
+            if number in self._old or used <= _WORTH_COPYING * len(self._of(number))
+        ]
         if joins and len(self._shards) > _MOST_SHARDS:
             few = list(dict.fromkeys([*few, *sorted(self._used, key=self._used.__getitem__)[: _MOST_SHARDS // 2]]))
         return [client for number in few for client in self._clients_of(number)]

@@ -20,6 +20,7 @@ from fedstack.data.client_states.state_shards import (
 from fedstack.data.client_states.store_folders import name_store, opened_shard
 from fedstack.errors import FedstackError, ProgramStateError
 from fedstack.program.clients.folder_owner import bind, check_files, check_owner
+from fedstack.program.clients.migrated_shard import MigrateState, migrated
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 from fedstack.program.states.folder_lock import FolderLock
 
@@ -114,9 +115,18 @@ class FolderStore:
       layout: The layout of the records.
       run: The name of the run, which others are told that want to use the folder.
       manager: The state manager of the program.
+      migrate: Converts states that were saved with another layout; `None` to refuse them.
     """
 
-    def __init__(self, folder: Path, layout: RecordLayout, run: str, manager: FileProgramStateManager) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: RecordLayout,
+        run: str,
+        manager: FileProgramStateManager,
+        migrate: MigrateState | None = None,
+    ) -> None:
+        self._migrate = migrate
         self._folder = folder
         self._layout = layout
         self._manager = manager
@@ -181,7 +191,10 @@ class FolderStore:
         """Returns shards by their names and digests; see `ShardStore.find`."""
         if not self._is_taken:
             self._check()
-        return [opened_shard(self._folder, name, digest, self._layout) for name, digest in found]
+        if self._migrate is None:
+            return [opened_shard(self._folder, name, digest, self._layout) for name, digest in found]
+        shards = [opened_shard(self._folder, name, digest) for name, digest in found]
+        return [migrated(shard, self._layout, self._migrate) for shard in shards]
 
     def sync(self, shards: Iterable[StateShard]) -> None:
         """Syncs shards and their names; see `ShardStore.sync`."""
@@ -200,9 +213,18 @@ class FolderStore:
         spared = tuple(beginnings)
         files = self._folder.glob(f"*{SUFFIX}")
         old = [path for path in files if path.name not in names and not path.name.startswith(spared)]
+        failure: OSError | None = None
         for path in filter(may_be_shard, old):
-            path.unlink(missing_ok=True)
-            self._unsynced.pop(path.name, None)
+            try:
+                path.unlink(missing_ok=True)
+                self._unsynced.pop(path.name, None)
+            except OSError as error:  # the others go nevertheless
+                failure = failure or error
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # breaks the reference cycle of the error and this frame
 
     def unlock(self) -> None:
         """Lets other runs use the folder. Idempotent."""

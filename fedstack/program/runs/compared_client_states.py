@@ -4,10 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-import numpy as np
-
 from fedstack.data.client_seeds import ClientId
-from fedstack.data.client_states.record_layout import record_dtype
+from fedstack.data.client_states.record_layout import values_of
 from fedstack.data.client_states.state_shards import FileShard
 from fedstack.data.client_states.store_folders import opened_shard
 from fedstack.foundations.error_text import counted
@@ -69,10 +67,8 @@ def _values_of(index: ShardIndex, client_ids: Sequence[ClientId]) -> Iterator[di
     """Yields the values of each client's state, by their paths."""
     found: dict[int, dict[str, object]] = {}
     for shard, (some, rows) in index.places(client_ids).items():
-        fields = cast(FileShard, shard).fields
-        records = np.ascontiguousarray(cast(FileShard, shard).read(rows)).view(record_dtype(fields))[:, 0]
-        for place, record in zip(some, records):
-            found[place] = {path: record[str(number)] for number, (path, _, _) in enumerate(fields)}
+        records = cast(FileShard, shard).read(rows)
+        found.update(zip(some, values_of(records, cast(FileShard, shard).fields)))
     return (found[place] for place in range(len(client_ids)))
 
 

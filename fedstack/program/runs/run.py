@@ -12,6 +12,7 @@ from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.number_checks import checked_seed
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
 from fedstack.program.clients.client_states import ClientStates
+from fedstack.program.clients.migrated_shard import MigrateState
 from fedstack.program.runs.run_metrics import RunMetrics
 from fedstack.program.runs.run_record import RECORD, Parameter, RunRecord, check_same, checked_parameters, this_command
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
@@ -99,12 +100,13 @@ class Run(ClosesOnExit):
         """The parameters by name."""
         return self.record.parameters
 
-    def client_states(self, name: str, *, like: object) -> ClientStates:
+    def client_states(self, name: str, *, like: object, migrate: MigrateState | None = None) -> ClientStates:
         """Returns the states of clients that belong to the run, such as control variates or personal layers.
 
         Args:
           name: Their name, which is that of a folder in the run's.
           like: The state that a client has at first; see `fedstack.ClientStates`.
+          migrate: Converts a state that was saved when `like` was another one; see `fedstack.ClientStates`.
 
         Raises:
           InvalidValueError: If the name or the state is not valid.
@@ -115,7 +117,7 @@ class Run(ClosesOnExit):
                 f"Expected a name for states of clients of letters and digits, and not {STATES}, {METRICS} or "
                 f"{RECORD}, found {name!r}; choose another one"
             )
-        return ClientStates(self.folder / name, like=like, state_manager=self.states)
+        return ClientStates(self.folder / name, like=like, state_manager=self.states, migrate=migrate)
 
     def _write_record(self) -> None:
         try:

@@ -769,3 +769,23 @@ def test_a_state_of_another_shape_is_refused_with_advice_that_states_can_follow(
     with pytest.raises(TypeMismatchError, match=r"found shape \[4\]; at the state of the client 'a'; .*like") as info:
         ClientStates(like=FIRST).update(["a"], [np.zeros(4, np.float32)])
     assert "None" not in str(info.value)
+
+
+def test_a_file_that_cannot_be_removed_is_told_once_and_keeps_no_other(tmp_path: Path, monkeypatch, caplog) -> None:
+    manager, states = in_folder(tmp_path, keep_total=1, keep_first=False)
+    unlink, files = Path.unlink, set[str]()
+
+    def in_use(path: Path, missing_ok: bool = False) -> None:
+        if path.name in files:
+            raise PermissionError(13, "in use", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", in_use)
+    for number in range(1, 5):
+        states.update(["a"], [np.full(3, number, np.float32)])
+        asyncio.run(manager.save(number, number))
+        files = files or set(names(tmp_path))
+    assert len(names(tmp_path)) == 2, "the one in use and that of the last version"
+    assert files < set(names(tmp_path))
+    assert len([record for record in caplog.records if "in use" in record.getMessage()]) == 1
+    manager.close()
