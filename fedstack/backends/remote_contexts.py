@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.backends.backend_executor import BackendExecutorFactory
 from fedstack.backends.workers_backend import WorkersBackend
-from fedstack.computations.types.language_mistakes import set_default_context
+from fedstack.computations.types.language import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend

@@ -15,7 +15,11 @@ from typing import TypeVar, cast
 import attrs
 
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
-from fedstack.computations.types.language_mistakes import explain_missing_contexts, note_fix
+from fedstack.computations.types.language_mistakes import (
+    explain_missing_contexts,
+    explain_uncaught_errors,
+    note_fix,
+)
 from fedstack.contexts.invocation import closed_error
 from fedstack.errors import ClosedError, ContextError
 from fedstack.executors.concurrency.closing import ClosesOnExit
@@ -110,6 +114,7 @@ class InForceInBlocks(ClosesOnExit):
         super().__init__()
         self.closes_executors = True
         explain_missing_contexts()
+        explain_uncaught_errors()
 
     def _closed_error(self) -> ClosedError:
         return closed_error()

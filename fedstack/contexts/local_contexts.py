@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
-from fedstack.computations.types.language_mistakes import set_default_context
+from fedstack.computations.types.language import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import local_executor_factory

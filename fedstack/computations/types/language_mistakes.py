@@ -4,6 +4,7 @@ The language raises these errors while it builds a computation. fedstack sees an
 callers: when a leaf is called, in a `with` block of a context, or at the end of the program. There it adds the advice
 to the language's exception as a note. Most computations are built at the top level of a script or in a notebook cell.
 For errors that are not caught there, a hook adds the note: `sys.excepthook` in Python, an exception handler in IPython.
+The hook also adds to errors of fedstack where to read about them.
 
 The language keeps one stack of contexts per thread. All threads share the same default context at the bottom of their
 stacks, until a thread sets another default. When the first leaf or context is created, fedstack turns this shared
@@ -19,7 +20,6 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
-from fedstack.computations.types import language
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
 from fedstack.errors import ContextError, FedstackError
 from fedstack.foundations.traceback_filter import users_traceback
@@ -215,14 +215,26 @@ def explain_missing_contexts() -> None:
             default.__class__ = MissingContext
 
 
+def _note_page(error: BaseException) -> str | None:
+    """Adds to an error of fedstack which command explains it, and returns the line. Classes of users have none."""
+    if not isinstance(error, FedstackError):
+        return None
+    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == FedstackError.__module__)
+    line = f"More about this error: fedstack explain-error {name}"
+    if sys.version_info >= (3, 11) and line not in getattr(error, "__notes__", ()):
+        error.add_note(line)
+    return line
+
+
 class _ExplainingHook:
-    """An exception hook that adds the advice as a note and then calls the previous hook."""
+    """An exception hook that adds a note and then calls the previous hook."""
 
     def __init__(self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         note_fix(error)
+        _note_page(error)
         self._before(kind, error, trace)
 
 
@@ -235,20 +247,20 @@ def _explain_in_cell(
 ) -> None:
     """Handles exceptions of cells for IPython: shows known mistakes with the advice and without the language's frames.
 
-    All other exceptions are shown in the way IPython shows them.
+    All other exceptions are shown in the way IPython shows them, those of fedstack with a note.
     """
-    fix = fix_of(error)
-    if fix is not None:
+    note = fix_of(error)
+    if note is not None:
         note_fix(error)
         trace = users_traceback(trace, "federated_language")
+    note = note or _note_page(error)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
-    if fix is not None and sys.version_info < (3, 11):  # where exceptions have no notes
-        print(fix, file=sys.stderr)
+    if note is not None and sys.version_info < (3, 11):  # where exceptions have no notes
+        print(note, file=sys.stderr)
 
 
-def set_default_context(context: SyncContext | AsyncContext) -> None:
-    """Sets this thread's default context, and installs hooks that add advice to errors that end a script or cell."""
-    language.set_default_context(context)
+def explain_uncaught_errors() -> None:
+    """Installs hooks that add notes to errors that end a script or cell."""
     if not isinstance(sys.excepthook, _ExplainingHook):
         sys.excepthook = _ExplainingHook(sys.excepthook)
     ipython: Any = sys.modules.get("IPython")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.types import language_mistakes
 
 FIX = "To fix it: send the server's value to the clients first, with fl.federated_broadcast."
 SCRIPT = """
@@ -41,6 +40,47 @@ def test_a_script_that_ends_with_a_mistake_says_what_to_do():
     assert done.stderr.startswith("the hook before: TypeError\nTraceback")
     assert done.stderr.rstrip().endswith(FIX)
     assert done.stderr.count(FIX) == 1
+
+
+FAILS = """
+import fedstack, numpy as np
+@fedstack.python_computation(np.int32, np.int32)
+def fail(x):
+    return [x][x]
+"""
+
+
+def with_errors(end: str) -> str:
+    """Returns what a script prints whose function fails, and which ends with a statement."""
+    script = f"{FAILS}\n{end}"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stderr.rstrip()
+
+
+PAGE = "More about this error: fedstack explain-error "
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize(
+    ("end", "name"),
+    [
+        ("with fedstack.create_sync_local_execution_context():\n    fail(7)", "LeafError"),
+        ("fedstack.set_sync_local_execution_context()\nfail(7)", "LeafError"),
+        ("fedstack.set_sync_local_execution_context()\nfail('text')", "TypeMismatchError"),
+        (
+            "fedstack.set_sync_local_execution_context()\n"
+            "class Mine(fedstack.errors.LeafError):\n    pass\nraise Mine('a failure')",
+            "LeafError",
+        ),
+    ],
+)
+def test_an_error_that_ends_a_script_leads_to_its_paragraph(end: str, name: str) -> None:
+    found = with_errors(end)
+    assert found.endswith(PAGE + name)
+    assert found.count(PAGE) == 1
+
+
+def test_another_error_that_ends_a_script_is_shown_as_it_is() -> None:
+    assert with_errors("fedstack.set_sync_local_execution_context()\n1 // 0").endswith("by zero")
 
 
 def forget_a_broadcast():
@@ -93,8 +133,6 @@ def shell(monkeypatch):
 def install_twice():
     for _ in range(2):
         context = fedstack.create_sync_local_execution_context()
-        language_mistakes.set_default_context(context)
-        fl.framework.set_no_default_context()
         context.close()
 
 
@@ -106,6 +144,14 @@ def test_a_cell_that_ends_with_a_mistake_shows_the_advice_and_no_frames_of_the_l
     assert "fl.federated_zip((model, values))" in found
     assert "federated_language" + os.sep not in found
     assert found.count('\n  File "') < 6  # the frames of the user
+
+
+def test_an_error_of_fedstack_that_ends_a_cell_leads_to_its_paragraph(shell, capsys):
+    def fail():
+        raise fedstack.errors.NoWorkersError("none is left")
+
+    install_twice()
+    assert (shell.run_cell(fail) + capsys.readouterr().err).rstrip().endswith(PAGE + "NoWorkersError")
 
 
 def test_another_error_in_a_cell_is_shown_as_it_is(shell, capsys):
