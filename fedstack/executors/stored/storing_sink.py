@@ -30,9 +30,11 @@ def phase_sink(phase: Phase, states: Sequence[FoldState], skip: frozenset[int], 
       skip: The indices of folds that are complete.
       clients: The number of clients.
     """
-    folders = folders_of_call()
+    folders = folders_of_call() if phase.held else None
+    if folders is None:
+        return PhaseSink(phase, states, skip)
     stores = {index: one for index, one in stores_of_call(phase).items() if clients > one.batch}
-    return StoringSink(phase, states, skip, stores, folders) if folders and stores else PhaseSink(phase, states, skip)
+    return StoringSink(phase, states, skip, stores, folders) if stores else PhaseSink(phase, states, skip)
 
 
 @attrs.define
