@@ -38,7 +38,7 @@ class CompiledFold(ElementFold):
         self.at_once = _FEW_ELEMENTS if self._is_open else _at_once(exact_bytes(step.element) or 0)
         tensors = [tensor for one in (step.state, step.element) for _, tensor in tensor_leaves(one)]
         self._is_wide = program.is_wide or any(tensor.dtype.itemsize > 4 for tensor in tensors)
-        self._run = CodeOfSizes(self._folded)
+        self._run = CodeOfSizes(self._folded, program.name)
 
     def __call__(
         self, state: Sequence[object], constants: Sequence[object], elements: Column, client: int | None

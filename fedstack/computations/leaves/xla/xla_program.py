@@ -1,6 +1,8 @@
 """Compiles functions of arrays, and runs them once or in a compiled loop over several clients."""
 
 import abc
+import functools
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -21,6 +23,7 @@ from fedstack.computations.leaves.xla.jax_api import (
 )
 from fedstack.errors import InvalidComputationError, InvalidValueError
 
+_logger = logging.getLogger(__name__)
 # For how many sizes of its arguments a program keeps compiled code.
 _MOST_SIZES = 64
 # An operation uses one thread, because several clients run at the same time.
@@ -117,20 +120,48 @@ class CodeOfSizes:
 
     Args:
       function: The function.
+      name: Its name in messages.
       **options: The options of `jax.jit`.
     """
 
-    def __init__(self, function: FlatFunction, **options: Any) -> None:
-        self._function = compiled(function, **options)
-        self._sizes: set[tuple[object, ...]] = set()
+    def __init__(self, function: FlatFunction, name: str, **options: Any) -> None:
+        self._function = function
+        self._name = name
+        self._options = options
+        self._code: dict[tuple[object, ...], Any] = {}
+        self._is_told = False
 
     def of(self, *sizes: object) -> Any:
         """Returns the function, to be called for arguments of these sizes."""
-        if sizes not in self._sizes and len(self._sizes) >= _MOST_SIZES:
-            self._sizes.clear()
-            self._function.clear_cache()
-        self._sizes.add(sizes)
-        return self._function
+        code = self._code.get(sizes)
+        if code is None:
+            self._make_room()
+            code = self._code.setdefault(sizes, compiled(self._of_its_own(), **self._options))  # on any thread
+        return code
+
+    def _of_its_own(self) -> FlatFunction:
+        """Returns the function as another object: JAX keeps what it knows of an object as long as that exists."""
+
+        @functools.wraps(self._function)
+        def function(*arguments: Any) -> Any:
+            return self._function(*arguments)
+
+        return function
+
+    def _make_room(self) -> None:
+        if len(self._code) < _MOST_SIZES:
+            return
+        if not self._is_told:
+            self._is_told = True
+            _logger.warning(
+                "Expected %r to run with at most %d sizes of its arguments, found more; the code of the others is "
+                "compiled again each time. Pad arrays to fewer sizes, or declare a sequence, which is compiled once "
+                "for each power of two",
+                self._name,
+                _MOST_SIZES,
+            )
+        # Rounds run the same sizes in the same order. So the oldest ones are those that are needed next.
+        self._code.popitem()[1].clear_cache()
 
 
 class XlaProgram(ArrayProgram):
@@ -160,8 +191,8 @@ class XlaProgram(ArrayProgram):
         self.can_loop = can_loop
         self.is_wide = any(np.dtype(one.dtype).itemsize > 4 for one in (*arguments, *results))
         self._is_open = any(not isinstance(size, int) for one in arguments for size in one.shape)
-        self._run = CodeOfSizes(function)
-        self._loop = CodeOfSizes(self._looped, static_argnums=(0, 1))
+        self._run = CodeOfSizes(function, name)
+        self._loop = CodeOfSizes(self._looped, name, static_argnums=(0, 1))
 
     def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
         return self.function(*arguments)

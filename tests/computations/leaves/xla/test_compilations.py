@@ -16,6 +16,7 @@ import pytest
 
 import fedstack
 from fedstack.computations.leaves.compilations import compilations
+from fedstack.computations.leaves.xla import xla_program
 from fedstack.observe import Event, LeafCompiled, Observer, add_observer
 
 FLOAT = np.float32
@@ -54,6 +55,24 @@ def test_a_function_is_compiled_once_for_all_numbers_of_clients(looped: bool) ->
     for clients in (1, 7, len(values) // 3, len(values)):
         average(values[:clients])
     assert compilations.count == before + 1
+
+
+def test_of_too_many_sizes_only_those_beyond_the_limit_are_compiled_in_each_round(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(xla_program, "_MOST_SIZES", 4)
+    rows = fl.TensorType(FLOAT, [None])
+
+    def largest(x):
+        return jnp.max(x)
+
+    total = averaging(fedstack.jax_computation(rows)(largest), fl.FederatedType(rows, fl.CLIENTS))
+    values = [np.full(size, size, FLOAT) for size in range(1, 7)]
+    counts = [compilations.count]
+    for _ in range(3):
+        assert total(values) == np.float32(3.5)
+        counts.append(compilations.count)
+    assert np.diff(counts).tolist() == [6, 3, 3], "three of four stay"
+    (warning,) = caplog.messages
+    assert warning.startswith("Expected 'largest' to run with at most 4 sizes of its arguments, found more; ")
 
 
 def test_an_observer_is_told_what_was_compiled() -> None:
