@@ -62,10 +62,11 @@ class ClientBlocks:
 
       Helpers are used if   Threads are available, there are at least two clients, `max_threads` is above 1, and the run
                             is expected to take more than 10 ms, has never been measured, or limits the time of clients.
-      First helper          Starts immediately if a client is known to take at least 0.2 ms, otherwise after 5 ms. Two
+      First helper          Starts immediately if a call is known to take at least 0.2 ms, otherwise after 5 ms. Two
                             of 32 runs wait 5 ms in any case, to measure the time on one thread. If the clients of the
-                            program have been seen to wait, all helpers that have 5 ms of work start immediately.
-      Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a client takes at
+                            program have been seen to wait, all helpers that have 5 ms of work start immediately. A call
+                            runs a client, or a block of them if a step prefers columns.
+      Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a call takes at
                             least 0.2 ms. As many as there are workers start if these only wait: they used less than
                             15 % of a core in this time, none wants a core now, and a client yields at most 1 MiB.
                             Otherwise the delay until the next check doubles, up to 0.3 s, because a function that first
@@ -134,7 +135,8 @@ class ClientBlocks:
         self._done = 0
         self._seconds = self._cpu = 0.0
         self._alone: float | None = None
-        self._streams = bool(inputs) and not prefers_columns(program)
+        self._in_columns = prefers_columns(program)  # so that a call takes as long as a block
+        self._streams = bool(inputs) and not self._in_columns
         self._room = threading.Condition()  # with its own RLock, because a Lock takes three times as long to set up
         self._helpers: list[Job[None]] = []
 
@@ -215,7 +217,7 @@ class ClientBlocks:
 
     def _pays(self, seconds: float | None) -> bool:
         """Returns whether adding a computing thread is worthwhile if a client takes `seconds`; `None` means unknown."""
-        lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS
+        lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS or self._in_columns
         return lasts and self._expected < self._cores and self.measured.runs_without_helpers == 0
 
     def _call_helpers(self, threads: LeafThreads, count: int, *, waits: bool) -> None:

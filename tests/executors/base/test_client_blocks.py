@@ -201,6 +201,26 @@ def test_clients_that_compute_do_not_count_as_waiting_when_other_programs_have_t
     assert running.most <= 2
 
 
+def test_clients_that_take_little_and_run_in_columns_use_a_second_thread(two_cores: None) -> None:
+    threads: set[int] = set()
+
+    @fedstack.python_computation([np.float32], np.float32, vectorized=True)
+    def compute(column: Any) -> Any:
+        threads.add(threading.get_ident())
+        for _ in range(100):
+            column = np.sin(column)
+        return column
+
+    mean = fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))(
+        lambda x: fl.federated_mean(fl.federated_map(compute, x))
+    )
+    values, end = np.zeros(50_000, np.float32), time.monotonic() + LIMIT_SECONDS
+    with locally():
+        while len(threads) < 2:
+            assert time.monotonic() < end
+            mean(values)
+
+
 def test_clients_that_wait_never_run_on_more_threads_than_allowed() -> None:
     barrier = threading.Barrier(3)
     running = Running(lambda: barrier.wait(LIMIT_SECONDS))
