@@ -4,13 +4,15 @@ The language raises these errors while it builds a computation. fedstack sees an
 callers: when a leaf is called, in a `with` block of a context, or at the end of the program. There it adds the advice
 to the language's exception as a note. Most computations are built at the top level of a script or in a notebook cell.
 For errors that are not caught there, a hook adds the note: `sys.excepthook` in Python, an exception handler in IPython.
-The hook also adds to errors of fedstack where to read about them.
+The hook also adds to errors of fedstack where to read about them, and leaves the users' frames only.
 
 The language keeps one stack of contexts per thread. All threads share the same default context at the bottom of their
 stacks, until a thread sets another default. When the first leaf or context is created, fedstack turns this shared
 default, which is an object of the language, into a `MissingContext`.
 """
 
+import inspect
+import os
 import re
 import sys
 import threading
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
 from fedstack.errors import ContextError, FedstackError
-from fedstack.foundations.traceback_filter import users_traceback
+from fedstack.foundations.traceback_filter import users_traceback, without_frames_in, without_own_frames
 
 
 class Mistake(NamedTuple):
@@ -132,6 +134,7 @@ _RESULT_AWAITED = re.compile(
     r"^object (numpy\.\w+|dict|OrderedDict|list|tuple|bytes) can't be used in 'await' expression"
 )
 _is_explained = False
+_LANGUAGE = os.path.join(os.path.dirname(os.path.dirname(inspect.getfile(SyncContext))), "")  # federated_language/
 
 
 def advice_on(error: BaseException) -> str | None:
@@ -215,15 +218,19 @@ def explain_missing_contexts() -> None:
             default.__class__ = MissingContext
 
 
-def _note_page(error: BaseException) -> str | None:
-    """Adds to an error of fedstack which command explains it, and returns the line. Classes of users have none."""
-    if not isinstance(error, FedstackError):
-        return None
+def _shown(error: FedstackError) -> tuple[TracebackType | None, str]:
+    """Adds to an error of fedstack which command explains it, and leaves the users' frames only.
+
+    Returns:
+      The traceback, and the line with the command.
+    """
+    # A class of users is explained by the class that it extends.
     name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == FedstackError.__module__)
     line = f"More about this error: fedstack explain-error {name}"
     if sys.version_info >= (3, 11) and line not in getattr(error, "__notes__", ()):
         error.add_note(line)
-    return line
+    error.__traceback__ = without_frames_in(_LANGUAGE, without_own_frames(error).__traceback__)
+    return error.__traceback__, line
 
 
 class _ExplainingHook:
@@ -234,7 +241,8 @@ class _ExplainingHook:
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         note_fix(error)
-        _note_page(error)
+        if isinstance(error, FedstackError):
+            trace, _ = _shown(error)
         self._before(kind, error, trace)
 
 
@@ -247,13 +255,14 @@ def _explain_in_cell(
 ) -> None:
     """Handles exceptions of cells for IPython: shows known mistakes with the advice and without the language's frames.
 
-    All other exceptions are shown in the way IPython shows them, those of fedstack with a note.
+    All other exceptions are shown in the way IPython shows them, those of fedstack with the users' frames and a note.
     """
     note = fix_of(error)
     if note is not None:
         note_fix(error)
         trace = users_traceback(trace, "federated_language")
-    note = note or _note_page(error)
+    elif isinstance(error, FedstackError):
+        trace, note = _shown(error)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
     if note is not None and sys.version_info < (3, 11):  # where exceptions have no notes
         print(note, file=sys.stderr)

@@ -49,8 +49,7 @@ _HELPER_MIN_SECONDS = 0.0002
 _WAITING_CPU_SHARE = 0.15
 # Threads whose clients compute for a larger share of their time than this do not only wait.
 _COMPUTING_CPU_SHARE = 0.5
-# The time on one thread is measured once caches are warm, and again at intervals, because the load of the machine
-# changes.
+# The time on one thread is measured once caches are warm, and again at intervals, as the load of the machine changes.
 _RUNS_BETWEEN_MEASUREMENTS = 32
 
 
@@ -62,10 +61,10 @@ class ClientBlocks:
 
       Helpers are used if   Threads are available, there are at least two clients, `max_threads` is above 1, and the run
                             is expected to take more than 10 ms, has never been measured, or limits the time of clients.
-      First helper          Starts immediately if a call is known to take at least 0.2 ms, otherwise after 5 ms. Two
-                            of 32 runs wait 5 ms in any case, to measure the time on one thread. If the clients of the
-                            program have been seen to wait, all helpers that have 5 ms of work start immediately. A call
-                            runs a client, or a block of them if a step prefers columns.
+      First helper          Starts immediately if a call (of a client, or of a block if a step prefers columns) is
+                            known to take at least 0.2 ms, otherwise after 5 ms. Two of 32 runs wait 5 ms in any case,
+                            to measure the time on one thread. If the clients of the program have been seen to wait, all
+                            helpers that have 5 ms of work start immediately.
       Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a call takes at
                             least 0.2 ms. As many as there are workers start if these only wait: they used less than
                             15 % of a core in this time, none wants a core now, and a client yields at most 1 MiB.
@@ -135,8 +134,7 @@ class ClientBlocks:
         self._done = 0
         self._seconds = self._cpu = 0.0
         self._alone: float | None = None
-        self._in_columns = prefers_columns(program)  # so that a call takes as long as a block
-        self._streams = bool(inputs) and not self._in_columns
+        self._streams = bool(inputs) and not prefers_columns(program)
         self._room = threading.Condition()  # with its own RLock, because a Lock takes three times as long to set up
         self._helpers: list[Job[None]] = []
 
@@ -217,7 +215,7 @@ class ClientBlocks:
 
     def _pays(self, seconds: float | None) -> bool:
         """Returns whether adding a computing thread is worthwhile if a client takes `seconds`; `None` means unknown."""
-        lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS or self._in_columns
+        lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS or prefers_columns(self.program)
         return lasts and self._expected < self._cores and self.measured.runs_without_helpers == 0
 
     def _call_helpers(self, threads: LeafThreads, count: int, *, waits: bool) -> None:

@@ -1,6 +1,7 @@
 """Mistakes in federated computations that end a block, a script or a cell."""
 
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -77,6 +78,7 @@ def test_an_error_that_ends_a_script_leads_to_its_paragraph(end: str, name: str)
     found = with_errors(end)
     assert found.endswith(PAGE + name)
     assert found.count(PAGE) == 1
+    assert set(re.findall('^  File "(.*?)"', found, re.MULTILINE)) == {"<string>"}, "the frames of the user only"
 
 
 def test_another_error_that_ends_a_script_is_shown_as_it_is() -> None:
@@ -151,7 +153,9 @@ def test_an_error_of_fedstack_that_ends_a_cell_leads_to_its_paragraph(shell, cap
         raise fedstack.errors.NoWorkersError("none is left")
 
     install_twice()
-    assert (shell.run_cell(fail) + capsys.readouterr().err).rstrip().endswith(PAGE + "NoWorkersError")
+    found = (shell.run_cell(fail) + capsys.readouterr().err).rstrip()
+    assert found.endswith(PAGE + "NoWorkersError")
+    assert "in fail" in found
 
 
 def test_another_error_in_a_cell_is_shown_as_it_is(shell, capsys):
