@@ -1,5 +1,6 @@
 """Lays a client's state out as a record of fixed size."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -52,6 +53,12 @@ class RecordLayout:
         tensors = list(_tensors(state_type, ""))
         if not tensors:
             raise InvalidValueError("Expected at least one value in the state of a client, found none; pass an example")
+        twice = [path for path, count in Counter(path for path, _ in tensors).items() if count > 1]
+        if twice:
+            raise InvalidValueError(
+                f"Expected values with different paths in the state of a client, found {twice[0]!r} twice, as names "
+                "with dots or brackets beside nested ones make it; rename one"
+            )
         fields = [[path, _name_of(tensor.dtype), list(tensor.shape or ())] for path, tensor in tensors]
         return cls(state_type, record_dtype(fields), fields)
 

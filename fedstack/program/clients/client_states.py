@@ -50,21 +50,19 @@ class _Update:
         return {"shards": [[shard.name, shard.digest] for shard in self.shards], "next": self.next}
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Mark:
     """What belongs to a state that is saved.
 
     Attributes:
       attempt: The calls since the states were those of a version.
       calls: The calls that must succeed first.
-      running: The last one of them, if it runs.
-      before: The states as they are without it.
+      last: The states after these calls, once they have ended.
     """
 
     attempt: Attempt
     calls: "Sequence[asyncio.Task[object]]"
-    running: "asyncio.Task[object] | None"
-    before: _Update
+    last: _Update
 
 
 class ClientStates(SavedClientStates, StagedReleases):
@@ -124,6 +122,8 @@ class ClientStates(SavedClientStates, StagedReleases):
         check_migrate(migrate)
         layout = RecordLayout.of(like)
         self._lock = threading.Lock()
+        # Held while files are written or removed, which may take long.
+        self._applying = threading.Lock()
         run = Path(sys.argv[0] or "python").name
         store: ShardStore = MemoryStore()
         if self._path is not None and state_manager is not None:
@@ -133,8 +133,8 @@ class ClientStates(SavedClientStates, StagedReleases):
         self._last = _Update([], 0)
         # All updates that are of use to somebody, such as a save that has not ended.
         self._updates = WeakSet([self._last])
-        # The updates by calls of a program, which may be saved after later calls have updated the states again.
-        self._by_calls: WeakKeyDictionary[object, _Update] = WeakKeyDictionary()
+        # The marks of states whose last call has not ended, by the call.
+        self._waiting: dict[object, list[_Mark]] = {}
         # The states that were saved last, with their program's state.
         self._saved = self._last
         self._attempt = Attempt()
@@ -213,28 +213,40 @@ class ClientStates(SavedClientStates, StagedReleases):
             [self._value(states[place]) for place in places],
             lambda index: f"the state of the client {ids[places[index]]!r}",
         )
-        with self._lock:
-            if call is not None:
-                if not self._attempt.has(call):
-                    raise given_up()
-                self._before = call, self._last
+        with self._applying:
+            before = self._last_of(call)
             shards = list(written)
             if places:
                 shards += self._store.add(
-                    self._last.next,
+                    before.next,
                     [ids[place] for place in places],
                     lambda start, stop: self._layout.records(column.slice(start, stop)),
                 )
-            self._index = self._index.extended(shards)
-            if few := self._index.worth_copying(joins=self._layout.is_small):
+            index = self._index.extended(shards)
+            if few := index.worth_copying(joins=self._layout.is_small):
                 copies = self._store.add(
-                    self._last.next + len(shards), few, lambda start, stop: self._copied(few[start:stop])
+                    before.next + len(shards), few, lambda start, stop: self._copied(index, few[start:stop])
                 )
-                self._index = self._index.extended(copies)
+                index = index.extended(copies)
                 shards += copies
-            self._last = _Update(self._index.shards, self._last.next + len(shards))
-            self._updates.add(self._last)
+            with self._lock:
+                if self._last_of(call) is not before:
+                    raise given_up()
+                self._before = None if call is None else (call, before)
+                self._index = index
+                self._last = _Update(index.shards, before.next + len(shards))
+                self._updates.add(self._last)
         return len(new)
+
+    def _last_of(self, call: object) -> _Update:
+        """Returns the last update, after which a call, or `None` without one, updates the states.
+
+        Raises:
+          ContextError: If the call is of an earlier attempt.
+        """
+        if call is not None and not self._attempt.has(call):
+            raise given_up()
+        return self._last
 
     def _written(
         self, ids: Sequence[ClientId], states: Sequence[object], places: Sequence[int]
@@ -282,9 +294,9 @@ class ClientStates(SavedClientStates, StagedReleases):
         with self._lock:
             return self._index, self._last
 
-    def _copied(self, client_ids: Sequence[ClientId]) -> Records:
+    def _copied(self, index: ShardIndex, client_ids: Sequence[ClientId]) -> Records:
         records = self._layout.empty(len(client_ids))
-        for shard, (some, rows) in self._index.places(client_ids).items():
+        for shard, (some, rows) in index.places(client_ids).items():
             assert shard is not None, "the clients have records"
             records[some] = shard.read(rows)
         return records
@@ -311,7 +323,8 @@ class ClientStates(SavedClientStates, StagedReleases):
                 silence(call)
             if is_done or self._manager is None:
                 self._attempt.end(call)
-            self._by_calls[call] = self._last
+            for mark in self._waiting.pop(call, []):
+                mark.last = self._last
             self._writing.pop(call, None)
 
     def _go_back(self, update: _Update) -> None:
@@ -325,8 +338,12 @@ class ClientStates(SavedClientStates, StagedReleases):
     def mark(self) -> object:
         """Returns which updates belong to a state; see `StagedReleases.mark`."""
         with self._lock:
-            running = None if self._call is None or self._call.done() else self._call
-            return _Mark(self._attempt, self._attempt.calls(), running, self._last)
+            mark = _Mark(self._attempt, self._attempt.calls(), self._last)
+            if self._call is None or self._call.done():
+                self._waiting.clear()  # of calls that were cancelled before they began
+            else:
+                self._waiting.setdefault(self._call, []).append(mark)
+            return mark
 
     def staged(self, mark: object) -> Callable[[], Awaitable[object]]:
         """Returns a function that makes the states of a version permanent; see `StagedReleases.staged`."""
@@ -337,11 +354,9 @@ class ClientStates(SavedClientStates, StagedReleases):
             if found.attempt is not self._attempt:
                 raise given_up()
             check_succeeded(found.calls)
-            # Calls that a program has begun since may have updated states that belong to later versions.
-            last = found.before if found.running is None else self._by_calls.get(found.running, found.before)
-            await in_thread(lambda: self._store.sync(last.shards))
-            self._saved = last
-            return last.staged
+            await in_thread(lambda: self._store.sync(found.last.shards))
+            self._saved = found.last
+            return found.last.staged
 
         return shards
 
@@ -364,15 +379,17 @@ class ClientStates(SavedClientStates, StagedReleases):
             self._last = _Update(shards, found["next"])
             self._saved, self._attempt = self._last, Attempt()
             self._updates.add(self._last)
-            self._by_calls.clear()
+            self._waiting.clear()
 
     def keep(self, kept: Sequence[object]) -> None:
         """Removes the states that no version has; see `StagedReleases.keep`."""
-        with self._lock:
-            names = {name for one in kept for name, _ in cast("Mapping[str, Any]", one)["shards"]}
-            for update in self._updates:
-                names.update(shard.name for shard in update.shards)
-            self._store.remove_others(names, list(self._writing.values()))
+        with self._applying:
+            with self._lock:
+                names = {name for one in kept for name, _ in cast("Mapping[str, Any]", one)["shards"]}
+                for update in self._updates:
+                    names.update(shard.name for shard in update.shards)
+                writing = list(self._writing.values())
+            self._store.remove_others(names, writing)
 
     def unlock(self) -> None:
         """Lets other runs use the folder. Idempotent. The state manager calls it when it is closed."""

@@ -36,9 +36,9 @@ class ShardIndex:
             self._add(shard)
 
     def extended(self, shards: Iterable[StateShard]) -> "ShardIndex":
-        """Returns an index with more shards. This one must not be extended again, as both number clients together."""
+        """Returns an index with more shards. It must be dropped before this one is extended again."""
         found = ShardIndex()
-        found._numbers = self._numbers  # readers of this index find clients in it that have no record here
+        found._numbers = self._numbers  # shared: readers of this index find clients in it that have no record here
         found._shard_of, found._row_of = self._shard_of.copy(), self._row_of.copy()
         found._shards, found._used, found._next = dict(self._shards), dict(self._used), self._next
         found._old = set(self._old)

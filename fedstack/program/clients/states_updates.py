@@ -18,7 +18,7 @@ from fedstack.computations.types.language import (
     contains_only_server_placed_data,
     struct_elements,
 )
-from fedstack.computations.types.type_structure import fields_of, is_client_valued
+from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_placed_at_clients
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.store_folders import ClientStateFolders
 from fedstack.errors import InvalidComputationError, TypeMismatchError
@@ -36,11 +36,13 @@ class StatesUpdate:
       states: The states; `None` if the call has no clients.
       client_ids: The clients of the call, in their order.
       path: What leads to the part.
+      is_shared: Whether the part is one state for all clients.
     """
 
     states: ClientStates | None
     client_ids: Sequence[ClientId]
     path: Path
+    is_shared: bool = False
 
     def begin(self, call: "asyncio.Task[object]") -> None:
         """Notes that the call begins."""
@@ -60,7 +62,9 @@ class StatesUpdate:
         """Updates the states, and returns for how many clients."""
         if self.states is None:
             return 0
-        return self.states.apply(self.client_ids, cast("Sequence[object]", part_of(result, self.path)), call)
+        part = part_of(result, self.path)
+        states = [part] * len(self.client_ids) if self.is_shared else cast("Sequence[object]", part)
+        return self.states.apply(self.client_ids, states, call)
 
 
 def updates_of(arg: object, parameter: Type | None, result: Type) -> list[StatesUpdate]:
@@ -84,8 +88,11 @@ def updates_of(arg: object, parameter: Type | None, result: Type) -> list[States
     clients = list(_clients_in(arg, parameter))
     given = [found for value, member in clients for found in _given(value, member)]
     updates = list[StatesUpdate]()
-    for path, member in _client_parts(result, ()):
+    for path, part in _client_parts(result, ()):
+        member = part.member
         fitting = [one for one in given if one[0].state_type.is_assignable_from(member)]
+        if part.all_equal and not fitting:
+            continue  # the program may see what all clients have
         if len(fitting) > 1 or any(update.states is fitting[0][0] for update in updates if fitting and update.states):
             raise InvalidComputationError(
                 f"Expected one kind of clients' states with the type {member} in the argument of a computation that "
@@ -95,7 +102,7 @@ def updates_of(arg: object, parameter: Type | None, result: Type) -> list[States
         if fitting:
             states, ids = fitting[0]
             check_once(ids)
-            updates.append(StatesUpdate(states, ids, path))
+            updates.append(StatesUpdate(states, ids, path, part.all_equal))
         elif clients and not any(len(value) for value, _ in clients):
             updates.append(StatesUpdate(None, [], path))
         elif given:
@@ -164,10 +171,10 @@ def _check_selected(values: object) -> None:
         )
 
 
-def _client_parts(type_spec: Type, path: Path) -> Iterator[tuple[Path, Type]]:
-    """Yields the parts of a result that are placed at clients, with what leads to them and the type of each value."""
-    if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
-        yield path, type_spec.member
+def _client_parts(type_spec: Type, path: Path) -> Iterator[tuple[Path, FederatedType]]:
+    """Yields the types of the parts of a result that are placed at clients, with what leads to them."""
+    if isinstance(type_spec, FederatedType) and is_placed_at_clients(type_spec):
+        yield path, type_spec
     elif isinstance(type_spec, StructType):
         for index, (name, member) in enumerate(fields_of(type_spec)):
             yield from _client_parts(member, (*path, index if name is None else name))

@@ -94,10 +94,9 @@ class TableReleaseManager(StagedReleaseManager):
 
     def _add(self, rows: Sequence[tuple[Key, Row]]) -> None:
         known = self._known()
-        changed = {key: row for key, row in rows if known.get(key) != row}
-        if changed:
-            known = {**known, **changed}
-            self._put(known)
+        last = dict(rows)  # of rows with the same key, the one that was released last
+        if any(known.get(key) != row for key, row in last.items()):
+            self._put({**known, **last})
 
     def _remove(self, keys: Collection[Key]) -> None:
         """Removes the rows of some keys from the file."""

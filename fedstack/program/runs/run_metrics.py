@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from fedstack.foundations.error_text import counted
 from fedstack.program.releases.csv_file_release_manager import CSVFileReleaseManager
@@ -30,14 +31,17 @@ class RunMetrics(CSVFileReleaseManager):
         super()._add(rows)
         self._new.update(key for key, _ in rows)
 
-    def leave(self, version: int) -> None:
+    def leave(self, version: int, staged: object | None) -> None:
         """Removes the rows of rounds after the one from which the run goes on, as they are of a history that it left.
 
         Args:
           version: The number of the round.
+          staged: The rows that were released with it, which later versions may have replaced.
         """
         with self._lock:
             later = [key for key in self._known() if isinstance(key, int) and key > version and key not in self._new]
+            rows = cast("list[tuple[Key, Row]]", staged or [])
+            super()._add([(key, row) for key, row in rows if key not in self._new])
             if later:
                 self._remove(later)
                 _logger.warning(

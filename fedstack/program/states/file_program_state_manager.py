@@ -110,9 +110,9 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             raise InvalidValueError(
                 f"Expected releases with different names, found {releases.name!r} twice; choose another file"
             )
-        self._releases.append(releases)
         if releases.continues and self._version is not None:
             releases.restore(self._releases_of(self._version).get(releases.name))
+        self._releases.append(releases)
 
     async def get_versions(self) -> list[int] | None:
         """Returns the saved versions in order, or `None` if there are none. Damaged ones are among them."""
@@ -310,8 +310,8 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             self._kept[version], self._version = releases, version
             self._passed_over.discard(version)
             for one in self._releases:
-                if self._left.goes_on_from is not None:
-                    one.leave(self._left.goes_on_from)
+                if (before := self._left.goes_on_from) is not None:
+                    one.leave(before, self._releases_of(before).get(one.name))
                 if one.name in releases:
                     one.release_staged(releases[one.name])
             self._left.leave(version, self._passed_over, self._path, self._unneeded)

@@ -48,8 +48,13 @@ class StagedReleases:
         if staged is not None:
             self.release_staged(staged)
 
-    def leave(self, version: int) -> None:
-        """Removes what was released with later versions than the one that was loaded, before the next one is saved."""
+    def leave(self, version: int, staged: object | None) -> None:
+        """Removes what was released with later versions than the one that was loaded, before the next one is saved.
+
+        Args:
+          version: The version that was loaded.
+          staged: What `staged` has returned for it.
+        """
 
     def keep(self, kept: Sequence[object]) -> None:
         """Removes what is of no use to any version that is kept.

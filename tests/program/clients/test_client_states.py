@@ -6,6 +6,7 @@ import gc
 import random
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import federated_language as fl
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack import ClientStates
+from fedstack.data.client_states.state_shards import FileShard
 from fedstack.errors import (
     ClosedError,
     ContextError,
@@ -255,6 +257,11 @@ def test_a_damaged_or_missing_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProgramStateError, match="the state of the client 'client 2' is damaged"):
         states.get("client 2")
     manager.close()
+
+
+def test_a_state_whose_values_have_one_path_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match=r"different paths in the state of a client, found 'a\.b' twice"):
+        ClientStates(like={"a": {"b": np.float32(0)}, "a.b": np.float32(0)})
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:50])])
@@ -789,3 +796,88 @@ def test_a_file_that_cannot_be_removed_is_told_once_and_keeps_no_other(tmp_path:
     assert files < set(names(tmp_path))
     assert len([record for record in caplog.records if "in use" in record.getMessage()]) == 1
     manager.close()
+
+
+def test_an_update_whose_copies_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch) -> None:
+    """States of which few are of use are copied, after the new ones have been written."""
+    manager, states = in_folder(tmp_path)
+    ids = [f"client {number}" for number in range(8)]
+    states.update(ids, [np.full(3, number, np.float32) for number in range(8)])
+    asyncio.run(manager.save(1, 1))
+    written, count = FileShard.written, 0
+
+    def once(*args, **options):
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise ProgramStateError("the disk is full")
+        return written(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileShard, "written", once)
+        with pytest.raises(ProgramStateError, match="the disk is full"):
+            states.update(["new", *ids[:6]], [np.full(3, 99, np.float32)] * 7)
+    before = [number * np.ones(3) for number in range(8)]
+    assert np.array_equal([states.get(client) for client in ids], before)
+    assert states.client_ids == ids
+    asyncio.run(manager.save(2, 2))
+    states.update(["later"], [FIRST])
+    asyncio.run(manager.save(3, 3))
+    manager.close()
+    manager, states = in_folder(tmp_path)
+    assert asyncio.run(manager.load_latest(0)) == (3, 3)
+    assert np.array_equal([states.get(client) for client in ids], before)
+    assert states.client_ids == [*ids, "later"]
+    manager.close()
+
+
+def test_a_program_that_keeps_its_references_keeps_no_files(tmp_path: Path, in_program) -> None:
+    async def run() -> list[object]:
+        manager, states = in_folder(tmp_path, keep_total=1, keep_first=False)
+        kept = []
+        for number in range(1, 6):
+            kept += step(states.select(["a"]), [1.0])
+            await manager.save(number, number)
+        return kept
+
+    kept = asyncio.run(run())
+    assert len(names(tmp_path)) == 1
+    assert len(kept) == 10
+
+
+def test_calls_and_saves_return_at_once_while_states_are_written(tmp_path: Path, in_program, monkeypatch) -> None:
+    writes, goes_on = threading.Event(), threading.Event()
+    written = FileShard.written
+
+    def held(*args, **options):
+        writes.set()
+        assert goes_on.wait(20)
+        return written(*args, **options)
+
+    monkeypatch.setattr(FileShard, "written", held)
+
+    async def run() -> float:
+        manager, states = in_folder(tmp_path)
+        step(states.select(["a"]), [1.0])
+        assert await asyncio.to_thread(writes.wait, 20)
+        total, _ = step(states.select(["a"]), [2.0])
+        save = asyncio.create_task(manager.save(total, 1))
+        goes_on.set()  # reached only if neither has waited
+        await save
+        return float(np.asarray(states.get("a"))[0])
+
+    assert asyncio.run(run()) == 3.0
+
+
+def test_one_result_for_all_clients_is_the_state_of_each(in_program) -> None:
+    @fl.federated_computation(fl.FederatedType(CONTROL, fl.CLIENTS), fl.FederatedType(CONTROL, fl.SERVER))
+    def replaced(controls, model):
+        return fl.federated_broadcast(model), fl.federated_sum(controls)
+
+    async def run() -> None:
+        states = ClientStates(like=FIRST)
+        count, _ = replaced(states.select(["a", "b"]), np.full(3, 7, np.float32))
+        assert await count.get_value() == 2
+        assert [states.get(client).tolist() for client in ("a", "b", "c")] == [[7] * 3, [7] * 3, [0] * 3]
+
+    asyncio.run(run())

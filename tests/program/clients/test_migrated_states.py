@@ -10,7 +10,7 @@ from grpc_fixture import grpc_is_up as grpc_is_up
 
 import fedstack
 from fedstack import ClientStates
-from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.errors import InvalidValueError, ProgramStateError, TypeMismatchError
 from fedstack.program import FederatedContext, FileProgramStateManager, Run
 from fedstack.service.pool.worker_pool import local_worker_pool
 
@@ -145,11 +145,25 @@ def test_a_function_that_fails_or_returns_something_else_is_named_with_the_clien
     with pytest.raises(TypeMismatchError, match=r"what migrate returns for the client 'b'"):
         states.get("b")
     with pytest.raises(TypeMismatchError, match=r"what migrate returns for the client"):
-        states.update(["c"], [np.zeros(3)])
+        states.update(["c"], [np.ones(3)])
     assert np.asarray(states.get("c")).tolist() == [0, 0, 0], "no client has a new state"
+    assert states.client_ids == ["a", "b"]
     manager.close()
     with pytest.raises(InvalidValueError, match="Expected a function as migrate, found int 3"):
         opened(saved, NEW, migrate=3)
+
+
+def test_states_that_were_declared_with_an_error_are_not_lost_and_may_be_declared_again(saved: Path) -> None:
+    manager = FileProgramStateManager(saved / "program")
+    load(manager)
+    with pytest.raises(InvalidValueError, match=r"found control float32\[2\], steps int32\[\]; pass .*migrate="):
+        ClientStates(saved / "states", like=NEW, state_manager=manager)
+    with pytest.raises(ProgramStateError, match="Expected the states of clients named states"):
+        asyncio.run(manager.save(3, 3))
+    states = ClientStates(saved / "states", like=NEW, state_manager=manager, migrate=joined)
+    asyncio.run(manager.save(3, 3))
+    assert rows(states) == [[1, 1, 10], [2, 2, 20], [0, 0, 0]]
+    manager.close()
 
 
 def test_states_as_they_are_now_are_not_converted(saved: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import federated_language as fl
 import numpy as np
@@ -40,6 +41,24 @@ def test_each_key_is_a_row_and_one_that_is_released_again_replaces_it(tmp_path: 
     assert [(int(row["key"]), float(row["loss"])) for row in rows(path)] == [(1, 0.75), (2, 0.25)]
     run(KINDS[kind](path).release({"loss": 0.125}, 2))  # in a later process
     assert [(int(row["key"]), float(row["loss"])) for row in rows(path)] == [(1, 0.75), (2, 0.125)]
+
+
+def test_of_rows_with_one_key_in_a_version_the_last_stays_in_all_later_processes(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"metrics.{kind}"
+
+    def opened() -> tuple[FileProgramStateManager, Any]:
+        states = FileProgramStateManager(tmp_path / "states")
+        return states, KINDS[kind](path, state_manager=states)
+
+    states, metrics = opened()
+    for loss in (0.5, 0.25):
+        run(metrics.release({"loss": loss}, 1))
+    run(states.save(0, 1))
+    for _ in range(3):
+        assert [float(row["loss"]) for row in rows(path)] == [0.25]
+        states.close()
+        states, metrics = opened()
+        run(states.load_latest(0))
 
 
 def test_a_csv_file_has_a_column_for_each_member(tmp_path: Path) -> None:

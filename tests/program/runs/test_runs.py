@@ -162,6 +162,24 @@ def test_metrics_of_rounds_that_a_run_has_left_are_removed_when_it_goes_on(tmp_p
     assert keys() == ["first", 2, 100]
 
 
+def test_a_run_that_goes_back_has_the_metrics_of_the_version_that_it_goes_on_from(tmp_path: Path) -> None:
+    async def program(back: bool) -> list[dict[str, object]]:
+        with Run(tmp_path) as run:
+            if back:
+                await run.states.load(1, 0)
+                await run.metrics.release({"a": 20}, 2)
+                await run.states.save(0, 3)
+                return run.metrics.rows()
+            for number, released in ((1, {1: 10}), (2, {1: 99, 2: 99})):
+                for key, value in released.items():
+                    await run.metrics.release({"a": value}, key)
+                await run.states.save(0, number)
+            return run.metrics.rows()
+
+    assert [row["a"] for row in asyncio.run(program(back=False))] == [99, 99]
+    assert asyncio.run(program(back=True)) == [{"round": 1, "a": 10}, {"round": 2, "a": 20}]
+
+
 def test_metrics_that_were_written_before_the_first_state_stay(tmp_path: Path) -> None:
     async def program(number: int) -> None:
         with Run(tmp_path) as run:
