@@ -297,10 +297,10 @@ class Scheduler:
         for worker in self.workers:
             self._changed.update(worker.fetching)
 
-    def cancel_all(self) -> None:
+    def cancel_all(self, why: str = "") -> None:
         """Cancels all closures that have not ended."""
         for closure in list(self._unfinished):
-            self._cancel(closure)
+            self._cancel(closure, why)
 
     def _begin(self, begun: Closure, *, first: bool = False) -> None:
         """Queues a closure. If arguments are not available, the closure waits, and lost arguments are rebuilt."""
@@ -353,10 +353,10 @@ class Scheduler:
         self._errors[error] = None
         self._end(closure, ClosureState.FAILED)
         if not self.goes_on:
-            self.cancel_all()
+            self.cancel_all(f", because the call of {closure.name!r} failed")
 
-    def _cancel(self, closure: Closure) -> None:
-        closure.error = ClosureCancelledError(f"The call of {closure.name!r} was cancelled")
+    def _cancel(self, closure: Closure, why: str = "") -> None:
+        closure.error = ClosureCancelledError(f"The call of {closure.name!r} was cancelled{why}")
         if closure.state is ClosureState.RUNNING:
             self._cancelled.append(closure)
         self._end(closure, ClosureState.CANCELLED)

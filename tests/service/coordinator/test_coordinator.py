@@ -233,10 +233,24 @@ def test_others_go_on_after_an_error_if_they_are_to(workers: object) -> None:
         assert [value.get() for number, value in enumerate(values) if number != 3] == [2.0] * 9
 
 
+def test_a_call_that_is_cancelled_with_others_says_which_one_failed(
+    coordinator: ClusterCoordinator, gate: Gate
+) -> None:
+    slow = coordinator.schedule(held, (gate.path,))
+    failed = coordinator.schedule(fail, (1.0,))
+    with pytest.raises(LeafError):
+        failed.get(WALL)
+    with pytest.raises(ClosureCancelledError, match="'held' was cancelled, because the call of 'fail' failed"):
+        slow.get(WALL)
+    gate.open()
+    with pytest.raises(LeafError):
+        coordinator.join(timeout=WALL)
+
+
 def test_one_call_can_be_cancelled(coordinator: ClusterCoordinator, gate: Gate) -> None:
     slow, other = coordinator.schedule(held, (gate.path,)), coordinator.schedule(double, (1.0,))
     assert slow.cancel()
-    with pytest.raises(ClosureCancelledError, match="'held' was cancelled"):
+    with pytest.raises(ClosureCancelledError, match="'held' was cancelled$"):
         slow.get()
     assert other.get() == 2.0
     gate.open()
