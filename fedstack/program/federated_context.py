@@ -25,7 +25,8 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
 from fedstack.computations.values.containers import result_maker
-from fedstack.errors import ContextError
+from fedstack.errors import ContextError, FedstackError
+from fedstack.foundations.error_text import with_place
 from fedstack.program.argument_checks import check_instance
 from fedstack.program.clients.states_updates import StatesUpdate, members_of, states_in, storing, updates_of
 from fedstack.program.states.saved_versions import in_thread
@@ -103,6 +104,11 @@ class FederatedContext(LanguageContext):
             counts = [await in_thread(partial(update.apply, call, result)) for update in updates]
             is_done = True
             return [result, *counts]
+        except FedstackError as error:
+            ids = next((update.client_ids for update in updates), ())
+            if error.client_index is None or error.client_index >= len(ids):
+                raise
+            raise with_place(error, f"whose id is {ids[error.client_index]!r}") from error.__cause__
         finally:
             for update in updates:
                 update.end(call, is_done)

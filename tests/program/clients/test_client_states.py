@@ -881,3 +881,14 @@ def test_one_result_for_all_clients_is_the_state_of_each(in_program) -> None:
         assert [states.get(client).tolist() for client in ("a", "b", "c")] == [[7] * 3, [7] * 3, [0] * 3]
 
     asyncio.run(run())
+
+
+def test_the_error_of_a_client_of_a_program_names_its_id(in_program) -> None:
+    async def run() -> None:
+        states = ClientStates(like=FIRST)
+        total, _ = step(states.select(["anna", "ben", "carl"]), [1.0, -1.0, 1.0])
+        with pytest.raises(LeafError, match=r"raised ValueError: no; at client 1; whose id is 'ben'") as caught:
+            await total.get_value()
+        assert (caught.value.client_index, type(caught.value.__cause__)) == (1, ValueError)
+
+    asyncio.run(run())
