@@ -31,7 +31,7 @@ for path in files:
         head, *cells = np.loadtxt(path, str, delimiter=",", comments=None, ndmin=2)
         rows = np.array(cells, np.float32)
     except ValueError as error:
-        parser.error(f"{path}: {error}")
+        parser.error(f"{path}: expected the names of columns, and rows of numbers, found another text: {error}")
     if [*head] != names or len(rows) < 2 or not np.isfinite(rows).all() or (rows[:, -1] != abs(rows[:, -1] // 1)).any():
         parser.error(f"{path}: expected the columns of {files[0]}, and two rows or more that end with a class 0, 1, …")
     clients.append({"x": np.insert(rows[:, :-1], 0, 1, axis=1), "y": rows[:, -1].astype(np.int32)})

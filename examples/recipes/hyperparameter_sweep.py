@@ -22,7 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=8, help="how many rounds a run has (%(default)s)")
 parser.add_argument("--points", type=int, default=5, help="how many values of each step size (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
+(options := parser.parse_args()).rounds > 0 < options.points or parser.error("expected at least one round and value")
 MODEL, ROWS = (np.float32, [65, 10]), {"x": (np.float32, [None, 65]), "y": (np.int32, [None]), "step": np.float32}
 
 

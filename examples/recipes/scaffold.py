@@ -66,4 +66,4 @@ for name in ("FedAvg", "SCAFFOLD"):
 axes.legend()
 options.out.mkdir(parents=True, exist_ok=True)
 axes.figure.savefig(picture := options.out / "scaffold.svg")
-print(f"accuracy {last['SCAFFOLD']:.2f} after {options.rounds} rounds; FedAvg {last['FedAvg']:.2f}\npicture: {picture}")
+print(f"accuracy of the last five rounds {last['SCAFFOLD']:.2f}; of FedAvg {last['FedAvg']:.2f}\npicture: {picture}")

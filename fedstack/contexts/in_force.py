@@ -114,7 +114,7 @@ class InForceInBlocks(ClosesOnExit):
         super().__init__()
         self.closes_executors = True
         explain_missing_contexts()
-        explain_uncaught_errors()
+        explain_uncaught_errors()  # also if a hook of the user has come since the import
 
     def _closed_error(self) -> ClosedError:
         return closed_error()

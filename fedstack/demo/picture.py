@@ -56,7 +56,7 @@ def draw_figure(runs: Sequence[Sequence[Round]], compared: Comparison, kill: Kil
         # Where the curve is not.
         height = 0.06 if runs[0][kill.round - 1].accuracy > 0.4 else 0.6
         _draw_kill(panels["accuracy"], kill, height)
-    _draw_clients(panels["clients"], compared)
+    _draw_clients(panels["clients"], compared, " (first seed)" if len(runs) > 1 else "")
     return figure
 
 
@@ -109,7 +109,7 @@ def _draw_kill(axes: Axes, kill: Kill, height: float) -> None:
     )
 
 
-def _draw_clients(axes: Axes, compared: Comparison) -> None:
+def _draw_clients(axes: Axes, compared: Comparison, whose: str) -> None:
     order = np.lexsort((compared.shared, compared.alone))
     shared, alone = compared.shared[order], compared.alone[order]
     places = np.arange(1, len(order) + 1)
@@ -118,7 +118,7 @@ def _draw_clients(axes: Axes, compared: Comparison) -> None:
         axes.vlines(places, alone, shared, color=_QUIET, alpha=0.3, linewidth=1)
     axes.scatter(places, alone, s=size, color=_ALONE, label=f"its own model, {alone.mean():.1%} on average")
     axes.scatter(places, shared, s=size, color=_SHARED, label=f"the shared model, {shared.mean():.1%} on average")
-    axes.set_title("accuracy for each client, on its kinds of digits", loc="left", fontsize=11)
+    axes.set_title(f"accuracy for each client, on its kinds of digits{whose}", loc="left", fontsize=11)
     axes.set_xlabel("client, in the order of its own model's accuracy")
     axes.set_xlim(0, len(order) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -77,10 +77,10 @@ def last_lines(
       seconds: The duration of the demo.
     """
     *_, last = runs[0]
-    text = f"Held-out accuracy {last.accuracy:.1%} after {counted(len(runs[0]), 'round')}"
+    found = [run[-1].accuracy for run in runs]
+    text = f"Held-out accuracy {sum(found) / len(found):.1%} after {counted(len(runs[0]), 'round')}"
     if len(runs) > 1:
-        found = [run[-1].accuracy for run in runs]
-        text += f", {min(found):.1%} to {max(found):.1%} over {len(runs)} seeds"
+        text += f" on average of {len(runs)} seeds, {min(found):.1%} to {max(found):.1%}"
     yield f"{text}, in {seconds:.1f} s in total."
     one_place, alone = compared.one_place, compared.alone_on_all
     yield f"With all data in one place it is {one_place:.1%}, and for a client alone {alone:.1%}."

@@ -240,10 +240,12 @@ class _ExplainingHook:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        note = fix_of(error)
         note_fix(error)
         if isinstance(error, FedstackError):
-            trace, _ = _shown(error)
+            trace, note = _shown(error)
         self._before(kind, error, trace)
+        _say(note)
 
 
 def _explain_in_cell(
@@ -264,7 +266,12 @@ def _explain_in_cell(
     elif isinstance(error, FedstackError):
         trace, note = _shown(error)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
-    if note is not None and sys.version_info < (3, 11):  # where exceptions have no notes
+    _say(note)
+
+
+def _say(note: str | None) -> None:
+    """Prints a note where exceptions have none."""
+    if note is not None and sys.version_info < (3, 11):
         print(note, file=sys.stderr)
 
 

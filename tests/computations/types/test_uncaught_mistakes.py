@@ -34,7 +34,6 @@ def forgotten(model, values):
 """
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
 def test_a_script_that_ends_with_a_mistake_says_what_to_do():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.returncode == 1
@@ -60,10 +59,11 @@ def with_errors(end: str) -> str:
 PAGE = "More about this error: fedstack explain-error "
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
 @pytest.mark.parametrize(
     ("end", "name"),
     [
+        ("fail(7)", "ContextError"),
+        ("fedstack.type_of(None)", "TypeMismatchError"),
         ("with fedstack.create_sync_local_execution_context():\n    fail(7)", "LeafError"),
         ("fedstack.set_sync_local_execution_context()\nfail(7)", "LeafError"),
         ("fedstack.set_sync_local_execution_context()\nfail('text')", "TypeMismatchError"),
