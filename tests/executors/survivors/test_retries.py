@@ -26,7 +26,7 @@ INTS = fl.FederatedType(INT, fl.CLIENTS)
 flaky: Counter[int] = Counter()
 calls: Counter[int] = Counter()
 lock = threading.Lock()
-# Clients that wait for each other to begin, so that no worker takes the other one's part meanwhile.
+# Clients that wait for each other, so that no worker takes the other one's part meanwhile.
 together: dict[int, threading.Barrier] = {}
 targets: list[str] = []
 # Clients then run alone from the start, so that each try is one call.
@@ -129,7 +129,8 @@ def test_a_client_runs_again_on_another_worker() -> None:
     with context_over("two servers", ClientFailures(retries=1, **ALONE)):
         until_both_servers_run_clients()
         begin({3: 1, 12: 1})
-        together.update(dict.fromkeys((0, 8), threading.Barrier(2)))
+        for clients in ((0, 8), (7, 15)):  # the first and the last of each server
+            together.update(dict.fromkeys(clients, threading.Barrier(2)))
         with fedstack.client_outcomes() as outcomes:
             fold([*range(16)])
     worker = {one.client: one.worker for one in outcomes}
