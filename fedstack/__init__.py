@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedstack import errors as errors
 from fedstack import leaves as leaves  # registers the runtime of Python functions
 from fedstack._version import __version__ as __version__
-from fedstack.computations.types import language_mistakes as _language_mistakes
+from fedstack.computations.types.uncaught_errors import explain_uncaught_errors as _explain_uncaught_errors
 from fedstack.foundations.public_names import lazy_names
 
 if TYPE_CHECKING:
@@ -139,4 +139,4 @@ _MODULES = {
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES, ["observe", "service"])
-_language_mistakes.explain_uncaught_errors()
+_explain_uncaught_errors()

@@ -15,11 +15,8 @@ from typing import TypeVar, cast
 import attrs
 
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
-from fedstack.computations.types.language_mistakes import (
-    explain_missing_contexts,
-    explain_uncaught_errors,
-    note_fix,
-)
+from fedstack.computations.types.language_mistakes import explain_missing_contexts, note_fix
+from fedstack.computations.types.uncaught_errors import explain_uncaught_errors
 from fedstack.contexts.invocation import closed_error
 from fedstack.errors import ClosedError, ContextError
 from fedstack.executors.concurrency.closing import ClosesOnExit

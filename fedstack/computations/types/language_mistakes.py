@@ -2,29 +2,23 @@
 
 The language raises these errors while it builds a computation. fedstack sees an error only if fedstack is among the
 callers: when a leaf is called, in a `with` block of a context, or at the end of the program. There it adds the advice
-to the language's exception as a note. Most computations are built at the top level of a script or in a notebook cell.
-For errors that are not caught there, a hook adds the note: `sys.excepthook` in Python, an exception handler in IPython.
-The hook also adds to errors of fedstack where to read about them, and leaves the users' frames only.
+to the language's exception as a note. Most computations are built at the top level of a script or in a notebook cell;
+`uncaught_errors.py` adds the note to errors that are not caught there.
 
 The language keeps one stack of contexts per thread. All threads share the same default context at the bottom of their
 stacks, until a thread sets another default. When the first leaf or context is created, fedstack turns this shared
 default, which is an object of the language, into a `MissingContext`.
 """
 
-import inspect
-import os
 import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import PurePath
-from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
 from fedstack.errors import ContextError, FedstackError
-from fedstack.foundations.traceback_filter import users_traceback, without_frames_in, without_own_frames
 
 
 class Mistake(NamedTuple):
@@ -134,7 +128,6 @@ _RESULT_AWAITED = re.compile(
     r"^object (numpy\.\w+|dict|OrderedDict|list|tuple|bytes) can't be used in 'await' expression"
 )
 _is_explained = False
-_LANGUAGE = os.path.join(os.path.dirname(os.path.dirname(inspect.getfile(SyncContext))), "")  # federated_language/
 
 
 def advice_on(error: BaseException) -> str | None:
@@ -216,70 +209,3 @@ def explain_missing_contexts() -> None:
         kind = type(default)
         if kind.__name__ == "RuntimeErrorContext" and kind.__module__.startswith("federated_language."):
             default.__class__ = MissingContext
-
-
-def _shown(error: FedstackError) -> tuple[TracebackType | None, str]:
-    """Adds to an error of fedstack which command explains it, and leaves the users' frames only.
-
-    Returns:
-      The traceback, and the line with the command.
-    """
-    # A class of users is explained by the class that it extends.
-    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == FedstackError.__module__)
-    line = f"More about this error: fedstack explain-error {name}"
-    if sys.version_info >= (3, 11) and line not in getattr(error, "__notes__", ()):
-        error.add_note(line)
-    error.__traceback__ = without_frames_in(_LANGUAGE, without_own_frames(error).__traceback__)
-    return error.__traceback__, line
-
-
-class _ExplainingHook:
-    """An exception hook that adds a note and then calls the previous hook."""
-
-    def __init__(self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
-        self._before = before
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        note = fix_of(error)
-        note_fix(error)
-        if isinstance(error, FedstackError):
-            trace, note = _shown(error)
-        self._before(kind, error, trace)
-        _say(note)
-
-
-def _explain_in_cell(
-    shell: Any,
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
-    tb_offset: int | None = None,
-) -> None:
-    """Handles exceptions of cells for IPython: shows known mistakes with the advice and without the language's frames.
-
-    All other exceptions are shown in the way IPython shows them, those of fedstack with the users' frames and a note.
-    """
-    note = fix_of(error)
-    if note is not None:
-        note_fix(error)
-        trace = users_traceback(trace, "federated_language")
-    elif isinstance(error, FedstackError):
-        trace, note = _shown(error)
-    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
-    _say(note)
-
-
-def _say(note: str | None) -> None:
-    """Prints a note where exceptions have none."""
-    if note is not None and sys.version_info < (3, 11):
-        print(note, file=sys.stderr)
-
-
-def explain_uncaught_errors() -> None:
-    """Installs hooks that add notes to errors that end a script or cell."""
-    if not isinstance(sys.excepthook, _ExplainingHook):
-        sys.excepthook = _ExplainingHook(sys.excepthook)
-    ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if shell is not None and not shell.custom_exceptions:  # IPython has only one handler, and the user's has priority
-        shell.set_custom_exc((Exception,), _explain_in_cell)

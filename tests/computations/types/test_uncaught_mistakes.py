@@ -50,10 +50,10 @@ def fail(x):
 """
 
 
-def with_errors(end: str) -> str:
+def with_errors(end: str, *options: str) -> str:
     """Returns what a script prints whose function fails, and which ends with a statement."""
-    script = f"{FAILS}\n{end}"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stderr.rstrip()
+    command = [sys.executable, *options, "-c", f"{FAILS}\n{end}"]
+    return subprocess.run(command, capture_output=True, text=True).stderr.rstrip()
 
 
 PAGE = "More about this error: fedstack explain-error "
@@ -79,6 +79,10 @@ def test_an_error_that_ends_a_script_leads_to_its_paragraph(end: str, name: str)
     assert found.endswith(PAGE + name)
     assert found.count(PAGE) == 1
     assert set(re.findall('^  File "(.*?)"', found, re.MULTILINE)) == {"<string>"}, "the frames of the user only"
+
+
+def test_in_development_mode_all_frames_are_shown() -> None:
+    assert "contexts.py" in with_errors("fedstack.set_sync_local_execution_context()\nfail(7)", "-X", "dev")
 
 
 def test_another_error_that_ends_a_script_is_shown_as_it_is() -> None:

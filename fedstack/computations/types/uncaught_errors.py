@@ -1,0 +1,88 @@
+"""Adds to errors that end a script or a cell of a notebook what to do, and shows the users' frames only.
+
+A hook does this: `sys.excepthook` in Python, an exception handler in IPython. Errors of the language get the advice on
+known mistakes (`language_mistakes.py`), and errors of fedstack the command that explains them. `python -X dev` shows
+all frames.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from fedstack.computations.types.language import SyncContext
+from fedstack.computations.types.language_mistakes import fix_of, note_fix
+from fedstack.errors import FedstackError
+from fedstack.foundations.traceback_filter import users_traceback, without_frames_in, without_own_frames
+
+_LANGUAGE = os.path.join(os.path.dirname(os.path.dirname(inspect.getfile(SyncContext))), "")  # federated_language/
+
+
+def explain_uncaught_errors() -> None:
+    """Installs the hooks. It does so again if another hook has come since, which is then called, too."""
+    if not isinstance(sys.excepthook, _ExplainingHook):
+        sys.excepthook = _ExplainingHook(sys.excepthook)
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None and not shell.custom_exceptions:  # IPython has only one handler, and the user's has priority
+        shell.set_custom_exc((Exception,), _explain_in_cell)
+
+
+def _shown(error: FedstackError) -> tuple[TracebackType | None, str]:
+    """Adds to an error of fedstack which command explains it, and leaves the users' frames only.
+
+    Returns:
+      The traceback, and the line with the command.
+    """
+    # A class of users is explained by the class that it extends.
+    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == FedstackError.__module__)
+    line = f"More about this error: fedstack explain-error {name}"
+    if sys.version_info >= (3, 11) and line not in getattr(error, "__notes__", ()):
+        error.add_note(line)
+    if not sys.flags.dev_mode:
+        error.__traceback__ = without_frames_in(_LANGUAGE, without_own_frames(error).__traceback__)
+    return error.__traceback__, line
+
+
+class _ExplainingHook:
+    """An exception hook that adds a note and then calls the previous hook."""
+
+    def __init__(self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        note = fix_of(error)
+        note_fix(error)
+        if isinstance(error, FedstackError):
+            trace, note = _shown(error)
+        self._before(kind, error, trace)
+        _say(note)
+
+
+def _explain_in_cell(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    tb_offset: int | None = None,
+) -> None:
+    """Handles exceptions of cells for IPython: shows known mistakes with the advice and without the language's frames.
+
+    All other exceptions are shown in the way IPython shows them, those of fedstack with the users' frames and a note.
+    """
+    note = fix_of(error)
+    if note is not None:
+        note_fix(error)
+        trace = users_traceback(trace, "federated_language")
+    elif isinstance(error, FedstackError):
+        trace, note = _shown(error)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+    _say(note)
+
+
+def _say(note: str | None) -> None:
+    """Prints a note where exceptions have none."""
+    if note is not None and sys.version_info < (3, 11):
+        print(note, file=sys.stderr)
