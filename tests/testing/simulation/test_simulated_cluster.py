@@ -123,7 +123,7 @@ def test_what_a_lost_worker_still_answers_fails_no_call(seed):
 
 def test_who_does_not_try_again_gets_an_error_that_says_that_one_may():
     # There a worker crashes twice within one call, which ends with a session that is gone.
-    cluster = rough_run("rounds", 20891)
+    cluster = rough_run("rounds", 30839)
     assert "RetryLimitError" in cluster.trace
 
 
