@@ -16,6 +16,9 @@ from fedstack.computations.values.tensor_values import is_plain
 
 # JAX reads memory with this alignment without a copy of its own.
 _ALIGNMENT = 64
+# Other arguments that are larger than this (100 KiB with jaxlib 0.5 to 0.12) are copied on a thread of XLA's, on which
+# the function then runs, too. There is one such thread, so that other threads would wait.
+_LARGE_BYTES = 64 << 10
 # A thread keeps at most this much between calls. To allocate more takes less time than to compute with it.
 _MOST_KEPT_BYTES = 32 << 20
 
@@ -51,6 +54,20 @@ class ArgumentMemory(threading.local):
         parts = [memory[start : start + size] for start, size in zip(starts, sizes)]
         return [part.view(dtype).reshape(shape) for part, (shape, dtype) in zip(parts, kinds)]
 
+    def aligned(self, arguments: Sequence[object]) -> Sequence[object]:
+        """Returns arguments of a call, of which large ones are copied to memory that JAX reads where it is.
+
+        The copies stay as they are until the next call on this thread.
+        """
+        if not any(map(_is_copied, arguments)):
+            return arguments
+        copied = [cast("NDArray[Any]", one) for one in arguments if _is_copied(one)]
+        copies = self.arrays([(one.shape, one.dtype) for one in copied])
+        for into, one in zip(copies, copied):
+            into[...] = one
+        rest = iter(copies)
+        return [next(rest) if _is_copied(one) else one for one in arguments]
+
     def rows_of(self, leaves: Sequence[ArgumentLeaf], most: int, *, shares: bool = True) -> list[object]:
         """Returns the tensors of some clients or elements as stacked arrays, until the next call on this thread.
 
@@ -67,6 +84,13 @@ class ArgumentMemory(threading.local):
             fill(rows, leaves[index][0])
             found[index] = rows
         return found
+
+
+def _is_copied(argument: object) -> bool:
+    """Returns whether JAX would copy an argument on another thread."""
+    if not isinstance(argument, np.ndarray) or argument.nbytes <= _LARGE_BYTES:
+        return False
+    return argument.__array_interface__["data"][0] % _ALIGNMENT != 0 or not argument.flags.c_contiguous
 
 
 def _as_it_is(column: Column, most: int, *, shares: bool) -> object:
@@ -132,3 +156,4 @@ def _sizes_of(column: Column) -> Sequence[int]:
 
 
 argument_memory = ArgumentMemory()
+call_memory = ArgumentMemory()

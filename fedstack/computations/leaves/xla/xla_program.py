@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.leaves.compilations import compilations
+from fedstack.computations.leaves.xla.argument_memory import call_memory
 from fedstack.computations.leaves.xla.jax_api import (
     FlatFunction,
     Traced,
@@ -100,10 +101,11 @@ def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool)
     check_process()
     compilations.enter(name)
     try:
+        found = call_memory.aligned(arguments)
         if not is_wide:
-            return function(*arguments)
+            return function(*found)
         with with_wide_types():
-            return function(*arguments)
+            return function(*found)
     except Exception as error:
         if not is_tracing(()):
             raise
