@@ -21,8 +21,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=12, help="the most letters of a word (%(default)s)")
 parser.add_argument("--least", type=int, default=8, help="how many of 30 clients have a word (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-(options := parser.parse_args()).rounds > 0 < options.least or parser.error("expected at least one round and client")
-MOST, LONGEST, LETTERS = 200, 24, "\0abcdefghijklmnopqrstuvwxyz"  # \0 ends a word
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
+MOST, LONGEST, LEAST, LETTERS = 200, 24, max(options.least, 1), "\0abcdefghijklmnopqrstuvwxyz"  # \0 ends a word
 text = "".join(getattr(datasets, f"load_{name}")().DESCR for name in ("breast_cancer", "digits", "iris", "wine"))
 words = np.array(re.findall("[a-z]{3,23}", text.lower()))
 clients = [sorted({*part.tolist()}) for part in IidPartitioner(30).partition(words, seed=0).split(words)]
@@ -54,16 +54,16 @@ fedstack.set_sync_local_execution_context()
 data, prefixes, hitters = [as_numbers(client, len(client)) for client in clients], [""], {}
 for number in range(min(options.rounds, LONGEST)):
     counts = count_letters({"prefixes": as_numbers(prefixes, MOST), "length": number}, data)[: len(prefixes)]
-    longer = {prefixes[row] + LETTERS[col]: int(counts[row, col]) for row, col in np.argwhere(counts >= options.least)}
+    longer = {prefixes[row] + LETTERS[col]: int(counts[row, col]) for row, col in np.argwhere(counts >= LEAST)}
     hitters |= {word[:-1]: count for word, count in longer.items() if word.endswith("\0")}
     prefixes = [word for word in longer if not word.endswith("\0")][:MOST]
     print(f"{number + 1} letters: {len(prefixes)} prefixes, {len(hitters)} words")
-missed = {word for word in words.tolist() if sum(word in client for client in clients) >= options.least} - {*hitters}
+missed = {word for word in words.tolist() if sum(word in client for client in clients) >= LEAST} - {*hitters}
 axes = (figure := Figure(figsize=(6.4, 3.6), layout="constrained")).add_subplot(xlabel="word", ylabel="clients")
 shown = sorted(hitters, key=hitters.get, reverse=True)[:20]
 axes.bar(shown, [hitters[word] for word in shown])
 axes.tick_params(axis="x", rotation=60)
 options.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(picture := options.out / "heavy_hitters.svg")
-most = f"that {options.least} clients have, such as {', '.join(shown[:4])}"
+most = f"that {LEAST} clients have, such as {', '.join(shown[:4])}"
 print(f"found {len(hitters)} words {most}; missed {len(missed)}\npicture: {picture}")

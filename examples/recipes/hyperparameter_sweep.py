@@ -22,7 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--rounds", type=int, default=8, help="how many rounds a run has (%(default)s)")
 parser.add_argument("--points", type=int, default=5, help="how many values of each step size (%(default)s)")
 parser.add_argument("--out", type=Path, default=Path("out"), help="the folder for the picture (%(default)s)")
-(options := parser.parse_args()).rounds > 0 < options.points or parser.error("expected at least one round and value")
+(options := parser.parse_args()).rounds > 0 or parser.error("expected at least one round")
 MODEL, ROWS = (np.float32, [65, 10]), {"x": (np.float32, [None, 65]), "y": (np.int32, [None]), "step": np.float32}
 
 
@@ -53,7 +53,7 @@ def accuracy_of(client_step, server_step, rounds):
 
 
 if __name__ == "__main__":  # workers import this file
-    steps = [float(step) for step in np.geomspace(0.03, 30, options.points)]
+    steps = [float(step) for step in np.geomspace(0.03, 30, max(options.points, 1))]
     with local_worker_pool(2) as workers, ClusterCoordinator(workers) as coordinator:
         runs = [[coordinator.schedule(accuracy_of, (c, s, options.rounds)) for c in steps] for s in steps]
         accuracies, tested = np.moveaxis(np.array(coordinator.fetch(runs)), -1, 0)
