@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+import attrs
+
+from fedstack.data.client_states.state_shards import StateShard
 from fedstack.errors import ContextError
 from fedstack.program.value_reference import is_told
 
@@ -35,6 +38,39 @@ class Attempt:
             if call.done() and not call.cancelled() and is_told(call.exception()):
                 self._calls.pop(call, None)
         return list(self._calls)
+
+
+@attrs.frozen(eq=False)
+class Update:
+    """The states as they were after an update.
+
+    Attributes:
+      shards: The shards that have them.
+      next: The number of the next shard.
+    """
+
+    shards: Sequence[StateShard]
+    next: int
+
+    @property
+    def staged(self) -> dict[str, object]:
+        """What finds the states again, as JSON."""
+        return {"shards": [[shard.name, shard.digest] for shard in self.shards], "next": self.next}
+
+
+@attrs.define(eq=False)
+class Mark:
+    """What belongs to a state that is saved.
+
+    Attributes:
+      attempt: The calls since the states were those of a version.
+      calls: The calls that must succeed first.
+      last: The states after these calls, once they have ended.
+    """
+
+    attempt: Attempt
+    calls: "Sequence[asyncio.Task[object]]"
+    last: Update
 
 
 async def ended(calls: "Sequence[asyncio.Task[object]]") -> None:

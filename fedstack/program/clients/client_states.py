@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
 
-import attrs
-
 from fedstack.computations.codec.stored_values import StoredResult
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.containers import to_result
@@ -22,7 +20,7 @@ from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
 from fedstack.executors.stored.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.program.argument_checks import check_instance, checked_name, checked_path
-from fedstack.program.clients.attempt import Attempt, check_succeeded, ended, given_up, silence
+from fedstack.program.clients.attempt import Attempt, Mark, Update, check_succeeded, ended, given_up, silence
 from fedstack.program.clients.migrated_shard import MigrateState, check_migrate
 from fedstack.program.clients.saved_client_states import SavedClientStates, check_once
 from fedstack.program.clients.shard_index import ShardIndex
@@ -30,39 +28,6 @@ from fedstack.program.clients.shard_stores import FolderStore, MemoryStore, Shar
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 from fedstack.program.states.saved_versions import in_thread
 from fedstack.program.states.staged_releases import StagedReleases
-
-
-@attrs.frozen(eq=False)
-class _Update:
-    """The states as they were after an update.
-
-    Attributes:
-      shards: The shards that have them.
-      next: The number of the next shard.
-    """
-
-    shards: Sequence[StateShard]
-    next: int
-
-    @property
-    def staged(self) -> dict[str, object]:
-        """What finds the states again, as JSON."""
-        return {"shards": [[shard.name, shard.digest] for shard in self.shards], "next": self.next}
-
-
-@attrs.define(eq=False)
-class _Mark:
-    """What belongs to a state that is saved.
-
-    Attributes:
-      attempt: The calls since the states were those of a version.
-      calls: The calls that must succeed first.
-      last: The states after these calls, once they have ended.
-    """
-
-    attempt: Attempt
-    calls: "Sequence[asyncio.Task[object]]"
-    last: _Update
 
 
 class ClientStates(SavedClientStates, StagedReleases):
@@ -130,16 +95,16 @@ class ClientStates(SavedClientStates, StagedReleases):
             store = FolderStore(self._path, layout, run, state_manager, migrate)
         super().__init__(layout, layout.records(layout.checked([like], lambda _: "like")), ShardIndex(), store)
         self._name = checked_name("name", name, "states" if self._path is None else self._path.name)
-        self._last = _Update([], 0)
+        self._last = Update([], 0)
         # All updates that are of use to somebody, such as a save that has not ended.
         self._updates = WeakSet([self._last])
         # The marks of states whose last call has not ended, by the call.
-        self._waiting: dict[object, list[_Mark]] = {}
+        self._waiting: dict[object, list[Mark]] = {}
         # The states that were saved last, with their program's state.
         self._saved = self._last
         self._attempt = Attempt()
         # A call that has updated the states and has not ended, and the states before it.
-        self._before: tuple[object, _Update] | None = None
+        self._before: tuple[object, Update] | None = None
         # The last call of a program that updates the states.
         self._call: asyncio.Task[object] | None = None
         # What the names of files begin with that workers write for calls that run.
@@ -234,11 +199,11 @@ class ClientStates(SavedClientStates, StagedReleases):
                     raise given_up()
                 self._before = None if call is None else (call, before)
                 self._index = index
-                self._last = _Update(index.shards, before.next + len(shards))
+                self._last = Update(index.shards, before.next + len(shards))
                 self._updates.add(self._last)
         return len(new)
 
-    def _last_of(self, call: object) -> _Update:
+    def _last_of(self, call: object) -> Update:
         """Returns the last update, after which a call, or `None` without one, updates the states.
 
         Raises:
@@ -327,10 +292,10 @@ class ClientStates(SavedClientStates, StagedReleases):
                 mark.last = self._last
             self._writing.pop(call, None)
 
-    def _go_back(self, update: _Update) -> None:
+    def _go_back(self, update: Update) -> None:
         """Returns to the states after an update. Those of later ones may still be read, so their files stay."""
         self._index = ShardIndex(update.shards)
-        self._last = _Update(update.shards, self._last.next)
+        self._last = Update(update.shards, self._last.next)
         self._updates.add(self._last)
 
     # How the program's state manager saves states.
@@ -338,7 +303,7 @@ class ClientStates(SavedClientStates, StagedReleases):
     def mark(self) -> object:
         """Returns which updates belong to a state; see `StagedReleases.mark`."""
         with self._lock:
-            mark = _Mark(self._attempt, self._attempt.calls(), self._last)
+            mark = Mark(self._attempt, self._attempt.calls(), self._last)
             if self._call is None or self._call.done():
                 self._waiting.clear()  # of calls that were cancelled before they began
             else:
@@ -347,7 +312,7 @@ class ClientStates(SavedClientStates, StagedReleases):
 
     def staged(self, mark: object) -> Callable[[], Awaitable[object]]:
         """Returns a function that makes the states of a version permanent; see `StagedReleases.staged`."""
-        found = cast(_Mark, mark)
+        found = cast(Mark, mark)
 
         async def shards() -> object:
             await ended(found.calls)
@@ -363,7 +328,7 @@ class ClientStates(SavedClientStates, StagedReleases):
     def give_up(self, mark: object) -> None:
         """Returns to the states that were saved last; see `StagedReleases.give_up`."""
         with self._lock:
-            if cast(_Mark, mark).attempt is self._attempt:
+            if cast(Mark, mark).attempt is self._attempt:
                 self._go_back(self._saved)
                 self._attempt = Attempt()
 
@@ -376,20 +341,23 @@ class ClientStates(SavedClientStates, StagedReleases):
         shards = self._store.find(found["shards"])
         with self._lock:
             self._index = ShardIndex(shards)
-            self._last = _Update(shards, found["next"])
+            self._last = Update(shards, found["next"])
             self._saved, self._attempt = self._last, Attempt()
             self._updates.add(self._last)
             self._waiting.clear()
 
     def keep(self, kept: Sequence[object]) -> None:
         """Removes the states that no version has; see `StagedReleases.keep`."""
-        with self._applying:
+
+        def spared() -> tuple[set[str], list[str]]:
             with self._lock:
                 names = {name for one in kept for name, _ in cast("Mapping[str, Any]", one)["shards"]}
                 for update in self._updates:
                     names.update(shard.name for shard in update.shards)
-                writing = list(self._writing.values())
-            self._store.remove_others(names, writing)
+                return names, list(self._writing.values())
+
+        with self._applying:
+            self._store.remove_others(spared)
 
     def unlock(self) -> None:
         """Lets other runs use the folder. Idempotent. The state manager calls it when it is closed."""

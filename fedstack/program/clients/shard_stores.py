@@ -2,9 +2,9 @@
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import RecordLayout, RecordsOf
@@ -23,6 +23,9 @@ from fedstack.program.clients.folder_owner import bind, check_files, check_owner
 from fedstack.program.clients.migrated_shard import MigrateState, migrated
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager
 from fedstack.program.states.folder_lock import FolderLock
+
+# Returns the names of shards, and what names of shards begin with.
+Spared: TypeAlias = Callable[[], tuple[Collection[str], Collection[str]]]
 
 
 class ShardStore(Protocol):
@@ -67,8 +70,11 @@ class ShardStore(Protocol):
         """Takes the store for this process, and returns its id; `None` if others cannot have it."""
         ...
 
-    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
-        """Removes all shards but those with the given names, and those whose names have the given beginnings.
+    def remove_others(self, spared: Spared) -> None:
+        """Removes all shards that are there but those that are spared.
+
+        Args:
+          spared: Called once it is known which shards are there, so that it need not know of later ones.
 
         Raises:
           ProgramStateError: If the store belongs to another program.
@@ -100,7 +106,7 @@ class MemoryStore:
         """Returns nothing: others cannot have it."""
         return None
 
-    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
+    def remove_others(self, spared: Spared) -> None:
         """Does nothing."""
 
     def unlock(self) -> None:
@@ -205,14 +211,14 @@ class FolderStore:
         for shard in new:
             self._unsynced.pop(shard.name, None)
 
-    def remove_others(self, names: Collection[str], beginnings: Collection[str]) -> None:
+    def remove_others(self, spared: Spared) -> None:
         """Removes all shards but some; see `ShardStore.remove_others`."""
         if not self._folder.exists():
             return
         self._take()
-        spared = tuple(beginnings)
-        files = self._folder.glob(f"*{SUFFIX}")
-        old = [path for path in files if path.name not in names and not path.name.startswith(spared)]
+        files = list(self._folder.glob(f"*{SUFFIX}"))
+        names, beginnings = spared()
+        old = [path for path in files if path.name not in names and not path.name.startswith(tuple(beginnings))]
         failure: OSError | None = None
         for path in filter(may_be_shard, old):
             try:

@@ -30,6 +30,7 @@ from fedstack.errors import (
     TypeMismatchError,
 )
 from fedstack.program import FederatedContext, FileProgramStateManager
+from fedstack.program.clients.shard_stores import FolderStore
 
 CONTROL = fl.TensorType(np.float32, [3])
 FIRST = np.zeros(3, np.float32)
@@ -892,3 +893,25 @@ def test_the_error_of_a_client_of_a_program_names_its_id(in_program) -> None:
         assert (caught.value.client_index, type(caught.value.__cause__)) == (1, ValueError)
 
     asyncio.run(run())
+
+
+def test_what_a_call_writes_while_others_are_removed_stays(tmp_path: Path, monkeypatch) -> None:
+    """A worker may write for a call that begins after it is known which files are of use."""
+    manager, states = in_folder(tmp_path, keep_total=1, keep_first=False)
+    states.update(["a"], [FIRST])
+    asyncio.run(manager.save(1, 1))
+    remove = FolderStore.remove_others
+
+    def beside_a_call(store, spared):
+        def and_then():
+            found = spared()
+            shutil.copy(tmp_path / "controls" / names(tmp_path)[-1], tmp_path / "controls" / "abc-1.states")
+            return found
+
+        remove(store, and_then)
+
+    monkeypatch.setattr(FolderStore, "remove_others", beside_a_call)
+    states.update(["a"], [FIRST + 1])
+    asyncio.run(manager.save(2, 2))
+    assert names(tmp_path) == ["00000001.states", "abc-1.states"]
+    manager.close()
