@@ -7,7 +7,7 @@ import pathlib
 import random
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -80,18 +80,21 @@ def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> M
     versions = iter(range(1, 1 << 30))
     ours_draw, bare_draw = random.Random(0), random.Random(0)
 
-    def ours() -> None:
-        ids = ours_draw.sample(range(clients), clients // 10)
+    def ours(ids: Sequence[int] | None = None) -> None:
+        ids = ours_draw.sample(range(clients), clients // 10) if ids is None else ids
         states.update(ids, step(states.select(ids)))
         asyncio.run(manager.save(0, next(versions)))
 
     def bare() -> None:
         for client in bare_draw.sample(range(clients), clients // 10):
-            path = folder / f"{client}.npy"
-            _write(path, (np.load(path) if path.exists() else first) + np.float32(1))
+            _write(folder / f"{client}.npy", np.load(folder / f"{client}.npy") + np.float32(1))
         sync_folder(folder)
 
     with contextlib.closing(manager):
+        for start in range(0, clients, clients // 10):  # so that each round replaces states
+            ours(range(start, start + clients // 10))
+        for client in range(clients):
+            _write(folder / f"{client}.npy", first)
         name = f"states of {clients // 10:,} of {clients:,} clients, {size:,} bytes each, read, changed and saved"
         return compare(name, bare, ours, effort, times=effort.pick(None, 1.2, 1.2))
 

@@ -1,12 +1,15 @@
 """Shards of clients' states, which are written once and never changed.
 
 The header of a shard's file has the layout of its records and the ids of its clients; the contents are the CRC-32 of
-each record, as `<u4`, and the records, from the next multiple of 64 bytes. A record is read alone.
+each record, as `<u4`, and the records, from the next multiple of 64 bytes. Files are mapped into memory to be
+read, so that of the records of many clients only those that are needed are read from the disk.
 """
 
+import contextlib
+import mmap
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -16,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.data.client_seeds import ClientId
-from fedstack.data.client_states.record_layout import RecordLayout, Records, record_dtype
+from fedstack.data.client_states.record_layout import RecordLayout, Records, RecordsOf, record_dtype
 from fedstack.data.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
@@ -24,7 +27,7 @@ from fedstack.foundations.synced_folders import sync_folder
 
 SUFFIX = ".states"
 # Files of large records have about this size, so that most of them end as a whole. Small records share one file.
-_FILE_BYTES = 1 << 20
+_FILE_BYTES = 1 << 21
 _MOST_BYTES = 1 << 28
 # Large records are written in batches of this size, so that their files are synced together.
 _BATCH_BYTES = 16 << 20
@@ -199,14 +202,14 @@ class FileShard:
         return found
 
     def _read(self, rows: "NDArray[np.intp]") -> Records:
-        found: Records = np.empty((len(rows), self.size), np.uint8)
+        """Returns a copy of records, unchecked. A map that stayed would keep a file descriptor for each client."""
         with open(self.path, "rb", buffering=0) as file:
-            for record, row in zip(found, cast("list[int]", rows.tolist())):
-                file.seek(self.start + row * self.size)
-                done = cast(int, file.readinto(record))
-                while 0 < done < self.size and (count := file.readinto(memoryview(record)[done:])):
-                    done += count
-        return found
+            end = self.start + self.size * len(self.crcs)
+            if os.fstat(file.fileno()).st_size < end:  # reading a map behind the end would end the process
+                raise _KIND.damaged(self.path, "its end")
+            content = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ)
+        records: Records = np.frombuffer(content, np.uint8, offset=self.start)
+        return records.reshape(-1, self.size)[rows]
 
 
 def may_be_shard(path: Path) -> bool:
@@ -232,6 +235,39 @@ def rows_of_a_file(layout: RecordLayout) -> int:
 def rows_of_a_batch(layout: RecordLayout) -> int:
     """Returns the number of records that are worth writing at once, while there are more to come."""
     return max(rows_of_a_file(layout), _BATCH_BYTES // layout.dtype.itemsize)
+
+
+def write_shards(
+    layout: RecordLayout, client_ids: Sequence[ClientId], records: RecordsOf, path_at: Callable[[int], Path]
+) -> list[FileShard]:
+    """Writes records to as many new files as they need, or to none.
+
+    Args:
+      layout: The layout of the records.
+      client_ids: The clients.
+      records: Returns the records of the clients from a start to a stop (exclusive).
+      path_at: Returns the path of the file at an index.
+
+    Raises:
+      ProgramStateError: If a file cannot be written.
+    """
+    rows, shards = rows_of_a_file(layout), list[FileShard]()
+    try:
+        for start in range(0, len(client_ids), rows):
+            some = list(client_ids[start : start + rows])
+            records_of_file = records(start, start + len(some))
+            shards.append(FileShard.written(path_at(len(shards)), layout, some, records_of_file, is_new=True))
+    except BaseException:
+        remove_shards(shards)
+        raise
+    return shards
+
+
+def remove_shards(shards: Iterable[FileShard]) -> None:
+    """Removes the files of shards, as far as the disk lets it."""
+    for shard in shards:
+        with contextlib.suppress(OSError):
+            shard.path.unlink(missing_ok=True)
 
 
 def sync_shards(shards: Sequence[FileShard], folder: Path) -> None:

@@ -5,7 +5,6 @@ sends a client to a worker names the store by its id, and never by a path, so th
 operator of the worker has named, and no older copy of its own.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -23,7 +22,15 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.data.client_states.record_layout import RecordLayout, Records, RecordsOf
-from fedstack.data.client_states.state_shards import SUFFIX, FileShard, ids_from_json, rows_of_a_file, sync_shards
+from fedstack.data.client_states.state_shards import (
+    SUFFIX,
+    FileShard,
+    ids_from_json,
+    remove_shards,
+    rows_of_a_file,
+    sync_shards,
+    write_shards,
+)
 from fedstack.data.folder_ids import read_id, write_id
 from fedstack.data.headed_file import DamagedStateError
 from fedstack.errors import CarrierError, InvalidValueError
@@ -184,17 +191,11 @@ class ClientStateFolders:
                 f"Expected letters, digits and hyphens as the beginning of names of files, found {name_text(name)}"
             )
         clients, folder, size = ids_in(ids, count), self._folder_of(store), rows_of_a_file(layout)
-        shards: list[FileShard] = []
+        shards = write_shards(layout, clients, records, lambda index: folder / f"{name}-{index * size:x}{SUFFIX}")
         try:
-            for start in range(0, count, size):
-                path, stop = folder / f"{name}-{start:x}{SUFFIX}", min(start + size, count)
-                some = clients[start:stop]
-                shards.append(FileShard.written(path, layout, some, records(start, stop), is_new=True))
             sync_shards(shards, folder)
         except BaseException:
-            for shard in shards:
-                with contextlib.suppress(OSError):
-                    shard.path.unlink(missing_ok=True)
+            remove_shards(shards)
             raise
         return shards
 

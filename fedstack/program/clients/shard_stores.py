@@ -14,8 +14,8 @@ from fedstack.data.client_states.state_shards import (
     MemoryShard,
     StateShard,
     may_be_shard,
-    rows_of_a_file,
     sync_shards,
+    write_shards,
 )
 from fedstack.data.client_states.store_folders import name_store, opened_shard
 from fedstack.errors import FedstackError, ProgramStateError
@@ -178,19 +178,15 @@ class FolderStore:
     def add(self, number: int, client_ids: Sequence[ClientId], records: RecordsOf) -> Sequence[StateShard]:
         """Adds records; see `ShardStore.add`."""
         self._take()
-        rows = rows_of_a_file(self._layout)
-        shards: list[StateShard] = []
         if self._free is None:
             stems = [path.stem for path in self._folder.glob(f"*{SUFFIX}")]
             self._free = max((int(stem) + 1 for stem in stems if stem.isascii() and stem.isdecimal()), default=0)
-        for start in range(0, len(client_ids), rows):
-            path = self._folder / f"{max(number, self._free):08d}{SUFFIX}"
-            stop = min(start + rows, len(client_ids))
-            some = list(client_ids[start:stop])
-            shard = FileShard.written(path, self._layout, some, records(start, stop), is_new=True)
-            self._free = max(number, self._free) + 1
-            self._unsynced[shard.name] = shard
-            shards.append(shard)
+        first = max(number, self._free)
+        shards = write_shards(
+            self._layout, client_ids, records, lambda index: self._folder / f"{first + index:08d}{SUFFIX}"
+        )
+        self._free = first + len(shards)
+        self._unsynced.update((shard.name, shard) for shard in shards)
         return shards
 
     def find(self, found: Iterable[tuple[str, int]]) -> Sequence[StateShard]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import random
 import re
 import shutil
@@ -260,6 +261,28 @@ def test_a_damaged_or_missing_state_is_named(tmp_path: Path) -> None:
     manager.close()
 
 
+def test_states_of_a_file_that_was_cut_are_an_error(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    (path,) = (tmp_path / "controls").glob("*.states")
+    os.truncate(path, 64)  # a process that reads a map behind the end of its file is killed
+    with pytest.raises(ProgramStateError, match="its end is damaged or missing"):
+        states.get("client 1")
+    manager.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux shows them")
+def test_states_that_are_kept_hold_no_files(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [states.get("client 1") for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) < before + len(kept)
+    manager.close()
+
+
 def test_a_state_whose_values_have_one_path_is_refused() -> None:
     with pytest.raises(InvalidValueError, match=r"different paths in the state of a client, found 'a\.b' twice"):
         ClientStates(like={"a": {"b": np.float32(0)}, "a.b": np.float32(0)})
@@ -488,9 +511,9 @@ def test_many_small_shards_become_few(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_large_states_have_files_of_their_own(tmp_path: Path) -> None:
-    manager, states = in_folder(tmp_path, like=np.zeros(1 << 18, np.float32), keep_total=1, keep_first=False)
+    manager, states = in_folder(tmp_path, like=np.zeros(1 << 19, np.float32), keep_total=1, keep_first=False)
     for number in range(1, 4):
-        states.update([1, 2, 3][:number], [np.full(1 << 18, number, np.float32)] * number)
+        states.update([1, 2, 3][:number], [np.full(1 << 19, number, np.float32)] * number)
         asyncio.run(manager.save(0, number))
         assert len(names(tmp_path)) == number
     assert [states.get(client)[-1] for client in (1, 2, 3)] == [3, 3, 3]
