@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test long leaves check lint bench curves soak simulate mutants count protos
-.PHONY: environments matrix docs dist wheels clean
+.PHONY: environments matrix docs links dist wheels clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -91,7 +91,7 @@ bench: .venv/.installed-dev ## run the benchmarks
 	$(BIN)/python -m benchmarks
 
 curves: .venv/.installed-dev ## draw the curves of algorithms over three seeds, for docs/gallery/curves.md
-	$(BIN)/python examples/recipes/curves.py --out docs/gallery
+	$(BIN)/python examples/curves.py --out docs/gallery
 
 soak: .venv/.installed-dev ## run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
@@ -140,6 +140,9 @@ docs: .venv/.installed-dev ## build the site of the documentation into build/sit
 	rm -rf build/site
 	$(BIN)/sphinx-build --quiet --jobs 2 --fail-on-warning --keep-going --conf-dir docs \
 		--doctree-dir build/doctrees . build/site
+
+links: .venv/.installed-dev ## check that links of the documentation to other sites lead somewhere
+	$(BIN)/sphinx-build --quiet --builder linkcheck --conf-dir docs --doctree-dir build/doctrees . build/links
 
 # The time in the archives, so that a commit is always the same bytes.
 dist: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)

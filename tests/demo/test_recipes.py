@@ -24,8 +24,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(320)]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = {path.stem: path for path in sorted((ROOT / "examples" / "recipes").glob("*.py"))}
+# They run as recipes do. One is no recipe: it compares what some of them do.
+SCRIPTS = {**RECIPES, "curves": ROOT / "examples" / "curves.py"}
 MOST_LINES = 69
-LONGER = {"curves": 80, "lora": 80}  # one compares recipes, one makes the transformer that others would download
 MOST_BYTES = 60_000  # of a picture in docs
 ROUNDS = 2
 # Runs each script in a fork that has what most of them import, as that takes longer than they do. JAX and gRPC, which
@@ -73,7 +74,7 @@ COSTLY = {"lora"}
 # As in the pages, what needs a package that is not in this environment is compiled only.
 HERE = [
     pytest.param(name, marks=pytest.mark.soak if name in COSTLY else ())
-    for name, path in RECIPES.items()
+    for name, path in SCRIPTS.items()
     if all(map(importlib.util.find_spec, packages_of(path)))
 ]
 
@@ -112,7 +113,7 @@ def test_a_recipe_draws_its_picture_and_says_what_it_has_found(
     run: Callable[..., int], name: str, tmp_path: Path
 ) -> None:
     (folder := tmp_path / "here").mkdir()
-    code = run(folder, RECIPES[name], "--rounds", str(ROUNDS), "--out", "made", *OPTIONS.get(name, ()))
+    code = run(folder, SCRIPTS[name], "--rounds", str(ROUNDS), "--out", "made", *OPTIONS.get(name, ()))
     errors = (tmp_path / "stderr").read_text(encoding="utf-8")
     assert code == 0, errors
     assert "Traceback" not in errors
@@ -193,7 +194,7 @@ def test_ctrl_c_ends_a_run_without_a_traceback_and_says_how_it_goes_on(tmp_path:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_short_and_compiles(name: str) -> None:
     source = RECIPES[name].read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= LONGER.get(name, MOST_LINES)
+    assert len(source.splitlines()) <= MOST_LINES
     assert compile(source, name, "exec")
     assert '.rounds > 0 or parser.error("expected at least one round")' in source
     # Python looks for modules in the folder of the script first. JAX looks for `compression`, which Python 3.14 has.

@@ -1,13 +1,14 @@
-"""Adds to errors that end a script or a cell of a notebook what to do, and shows the users' frames only.
+"""Adds to errors that end a script, a thread or a cell of a notebook what to do, and shows the users' frames only.
 
-A hook does this: `sys.excepthook` in Python, an exception handler in IPython. Errors of the language get the advice on
-known mistakes (`language_mistakes.py`), and errors of fedstack the command that explains them. `python -X dev` shows
-all frames.
+A hook does this: `sys.excepthook` and `threading.excepthook` in Python, an exception handler in IPython. Errors of the
+language get the advice on known mistakes (`language_mistakes.py`), and errors of fedstack the command that explains
+them. `python -X dev` shows all frames.
 """
 
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,8 @@ def explain_uncaught_errors() -> None:
     """Installs the hooks. It does so again if another hook has come since, which is then called, too."""
     if not isinstance(sys.excepthook, _ExplainingHook):
         sys.excepthook = _ExplainingHook(sys.excepthook)
+    if not isinstance(threading.excepthook, _ExplainingThreadHook):
+        threading.excepthook = _ExplainingThreadHook(threading.excepthook)
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is not None and not shell.custom_exceptions:  # IPython has only one handler, and the user's has priority
@@ -53,12 +56,31 @@ class _ExplainingHook:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        note = fix_of(error)
-        note_fix(error)
-        if isinstance(error, FedstackError):
-            trace, note = _shown(error)
+        trace, note = _explained(error, trace)
         self._before(kind, error, trace)
         _say(note)
+
+
+class _ExplainingThreadHook:
+    """An exception hook of threads that adds a note and then calls the previous hook."""
+
+    def __init__(self, before: Callable[[threading.ExceptHookArgs], object]) -> None:
+        self._before = before
+
+    def __call__(self, args: threading.ExceptHookArgs) -> None:
+        error, note = args.exc_value, None
+        if error is not None:  # Python drops errors of threads that outlive the interpreter
+            trace, note = _explained(error, args.exc_traceback)
+            args = threading.ExceptHookArgs((args.exc_type, error, trace, args.thread))
+        self._before(args)
+        _say(note)
+
+
+def _explained(error: BaseException, trace: TracebackType | None) -> tuple[TracebackType | None, str | None]:
+    """Adds a note to an error that ends a script or a thread; returns the traceback to show, and the note."""
+    note = fix_of(error)
+    note_fix(error)
+    return _shown(error) if isinstance(error, FedstackError) else (trace, note)
 
 
 def _explain_in_cell(

@@ -81,6 +81,19 @@ def test_an_error_that_ends_a_script_leads_to_its_paragraph(end: str, name: str)
     assert set(re.findall('^  File "(.*?)"', found, re.MULTILINE)) == {"<string>"}, "the frames of the user only"
 
 
+def test_an_error_that_ends_a_thread_leads_to_its_paragraph() -> None:
+    found = with_errors("import threading\nthreading.Thread(target=fail, args=[7], name='mine').start()")
+    assert found.startswith("Exception in thread mine:")
+    assert found.endswith(PAGE + "ContextError")
+    files = re.findall('^  File "(.*?)"', found, re.MULTILINE)
+    assert {os.path.basename(file) for file in files} <= {"<string>", "threading.py"}, "no frames of fedstack"
+
+
+def test_another_error_that_ends_a_thread_is_shown_as_it_is() -> None:
+    found = with_errors("import threading\nthreading.Thread(target=lambda: 1 // 0).start()")
+    assert found.endswith("by zero")
+
+
 def test_in_development_mode_all_frames_are_shown() -> None:
     assert "contexts.py" in with_errors("fedstack.set_sync_local_execution_context()\nfail(7)", "-X", "dev")
 
