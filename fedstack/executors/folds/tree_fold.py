@@ -186,20 +186,23 @@ def combine(
     return right
 
 
-def fold_rows(operation: np.ufunc, values: np.ndarray, start: int, *, in_place: bool = False) -> list[Partial]:
+def fold_rows(
+    operation: np.ufunc, values: np.ndarray, start: int, *, level: int = 0, in_place: bool = False
+) -> list[Partial]:
     """Folds scalars or stacked small arrays, level by level.
 
     Args:
       operation: The associative operation.
-      values: The values of consecutive clients, shape [clients, ...].
-      start: The index of the first client.
+      values: The values of consecutive clients, or of consecutive blocks of 2 to the power of `level` clients, shape
+        [clients, ...].
+      start: The position of the first one.
+      level: The level of the values.
       in_place: Whether to overwrite `values`, which must then contain arrays. If so, the partial results are copies.
 
     Returns:
       The partial results of the aligned blocks that make up the clients, at most two per level.
     """
     partials: list[Partial] = []
-    level = 0
     while size := len(values):
         if start & 1:
             partials.append(Partial(level, start, values[0], False))
