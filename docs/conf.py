@@ -88,7 +88,8 @@ def add_recipes(app: Sphinx, name: str, source: list[str]) -> None:
         pages = "\n".join(dict.fromkeys(re.findall(r"\((gallery/\w+)\.md\)", source[0])))
         source[0] += f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
     elif folder == "docs/gallery":
-        source[0] += f"\n```{{literalinclude}} ../../examples/recipes/{recipe}.py\n:language: python\n```\n"
+        (script,) = (ROOT / "examples").glob(f"**/{recipe}.py")
+        source[0] += f"\n```{{literalinclude}} ../../{script.relative_to(ROOT)}\n:language: python\n```\n"
 
 
 def put_side_by_side(app: Sphinx, name: str, source: list[str]) -> None:

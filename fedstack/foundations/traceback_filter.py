@@ -59,7 +59,7 @@ def without_frames(error: _E) -> _E:
     The local variables of frames include arguments and messages of any size, and often an object that references the
     error. Such a reference cycle would keep the data of each failed call in memory until the garbage collector runs.
     """
-    for one in _chain(error):
+    for one in error_chain(error):
         one.__traceback__ = None
     return error
 
@@ -84,12 +84,12 @@ def without_own_frames(error: _E) -> _E:
     Errors that are stored or raised to the user need no frames of this package: the message and the user's own frames
     explain the mistake. `without_frames` describes why dropping the local variables matters.
     """
-    for one in _chain(error):
+    for one in error_chain(error):
         one.__traceback__ = _users_traceback(one.__traceback__)
     return error
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def error_chain(error: BaseException) -> Iterator[BaseException]:
     """Yields an error, its causes and its contexts. Each is yielded once, even if users created a cycle of causes."""
     found: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]

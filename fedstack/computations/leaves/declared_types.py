@@ -80,6 +80,8 @@ def _advice_on_number(
     if several is not None and number > len(found):
         # A list of several types is the same as one struct type, whose value *args would receive as a single argument.
         return f"{several} accepts only one value, like any other parameter: declare each parameter by name"
+    if len(found) == 1 and isinstance(types, Mapping):
+        return "for one parameter that is a structure, put the dictionary into a list, [{name: type, ...}]"
     given, rest = found[:number], found[number:]
     if not rest or any(parameter.default is parameter.empty for parameter in rest):
         return "pass a list with one type per parameter"

@@ -91,10 +91,12 @@ MISTAKES = tuple(
             "first map a function that returns numbers, such as np.int32(x)"
         ),
         "should be placed at CLIENTS, but it is placed at SERVER": (
-            "a value placed at the server needs no aggregation; to send it to the clients, use fl.federated_broadcast"
+            "a value placed at the server needs no aggregation; to send it to the clients, use fl.federated_broadcast, "
+            "and if it is the clients', declare its parameter as fl.FederatedType(type, fl.CLIENTS)"
         ),
         "should be placed at SERVER, but it is placed at CLIENTS": (
-            "first aggregate the clients' values, for example with fl.federated_sum or fl.federated_mean"
+            "first aggregate the clients' values, for example with fl.federated_sum or fl.federated_mean; if the value "
+            "is the server's, declare its parameter as fl.FederatedType(type, fl.SERVER)"
         ),
         "^Expected [^@]+ to be assignable to .*@(CLIENTS|SERVER)": (
             "map the function instead of calling it on a federated value, fl.federated_map(function, value)"

@@ -16,9 +16,11 @@ from typing import Any
 from fedstack.computations.types.language import SyncContext
 from fedstack.computations.types.language_mistakes import fix_of, note_fix
 from fedstack.errors import FedstackError
-from fedstack.foundations.traceback_filter import users_traceback, without_frames_in, without_own_frames
+from fedstack.foundations.traceback_filter import error_chain, users_traceback, without_frames_in, without_own_frames
 
 _LANGUAGE = os.path.join(os.path.dirname(os.path.dirname(inspect.getfile(SyncContext))), "")  # federated_language/
+
+_LANGUAGE_NAME = "federated_language"
 
 
 def explain_uncaught_errors() -> None:
@@ -78,9 +80,18 @@ class _ExplainingThreadHook:
 
 def _explained(error: BaseException, trace: TracebackType | None) -> tuple[TracebackType | None, str | None]:
     """Adds a note to an error that ends a script or a thread; returns the traceback to show, and the note."""
+    if isinstance(error, FedstackError):
+        return _shown(error)
     note = fix_of(error)
     note_fix(error)
-    return _shown(error) if isinstance(error, FedstackError) else (trace, note)
+    if note is not None and not sys.flags.dev_mode:
+        for cause in error_chain(error):
+            cause.__traceback__ = without_frames_in(_LANGUAGE, cause.__traceback__)
+        cause = error.__cause__ or error.__context__
+        if cause is not None and cause.__traceback__ is None:
+            error.__cause__ = None  # it was raised and caught by the language
+        error.__traceback__ = trace = users_traceback(trace, _LANGUAGE_NAME)
+    return trace, note
 
 
 def _explain_in_cell(
@@ -97,7 +108,7 @@ def _explain_in_cell(
     note = fix_of(error)
     if note is not None:
         note_fix(error)
-        trace = users_traceback(trace, "federated_language")
+        trace = users_traceback(trace, _LANGUAGE_NAME)
     elif isinstance(error, FedstackError):
         trace, note = _shown(error)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)

@@ -31,6 +31,8 @@ from fedstack.foundations.error_text import counted
 from fedstack.foundations.value_text import describe, is_data_frame
 
 # `tuple`, declared with a type whose methods the type checker knows.
+# How many parameters an advice names.
+_MOST_NAMED = 8
 _Tuple: type[tuple[object, ...]] = tuple
 
 
@@ -247,7 +249,7 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
             # Users often mean [type] as a list of parameters, but `federated_computation` does not accept such a list.
             one = len(fields) == 1 and fields[0][0] is None
             advice = "a type in a list, [type], declares a struct with one member; write the type without the list"
-            advice = advice if one else _advice_on_arguments(struct, path)
+            advice = advice if one else _advice_on_arguments(struct, path) or _advice_on_clients(members, path)
             mismatch(f"{counted(len(fields), 'member')} of {struct}", f"{len(members)}", path, advice)
         return members
     advice = _advice_on_arguments(struct, path) or "pass a dictionary, a tuple or a list"
@@ -267,7 +269,16 @@ def _advice_on_arguments(struct: StructType, path: str) -> str:
     have_no_names = path == "arg" and all(name is None for name, _ in fields)
     if len(fields) < 2 or not (are_federated or have_no_names):
         return ""
-    return f"pass {len(fields)} separate arguments, or all arguments in one dictionary, tuple or list"
+    names = [name for name, _ in fields if name is not None]
+    named = f", {', '.join(names[:-1])} and {names[-1]}," if 1 < len(names) <= _MOST_NAMED else ","
+    return f"pass {len(fields)} separate arguments{named} or all arguments in one dictionary, tuple or list"
+
+
+def _advice_on_clients(members: Sequence[object], path: str) -> str:
+    """Returns advice for a call of a function that takes the value of one client with a list of such values."""
+    if not path.startswith("arg") or not members or not isinstance(members[0], (Mapping, list, tuple, Struct)):
+        return ""
+    return "if it has a value for each client, call the function for each of them, fl.federated_map(function, values)"
 
 
 def _split_pairs(pairs: Sequence[tuple[str | None, object]], struct: StructType, path: str) -> Sequence[object]:

@@ -159,7 +159,9 @@ def _check_shape(shape: tuple[int, ...], tensor: TensorType, path: str) -> None:
         return
     advice, kind = "", "str" if is_string(tensor) else tensor.dtype.name
     if shape and shape_fits(shape[1:], declared):
-        advice = f"declare ({kind}, {[None, *declared]}) for batches"
+        in_list = shape[0] == 1 and "[client" not in path
+        advice = "pass the value without the list around it, or " if in_list else ""
+        advice += f"declare ({kind}, {[None, *declared]}) for batches"
     elif shape and declared and shape_fits(shape[1:], declared[1:]):
         advice = f"declare ({kind}, {[None, *declared[1:]]}) if the number of rows varies"
     mismatch(f"shape {_show_shape(declared)} of {tensor}", f"shape {_show_shape(shape)}", path, advice)

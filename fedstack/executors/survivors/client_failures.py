@@ -75,7 +75,7 @@ class ClientFailures:
 
     Attributes:
       tolerate: The maximum number of failed clients (an `int`), or their maximum share of all clients of the call (a
-        `float` from 0.0 to 1.0). By default, any number may fail.
+        `float` from 0.0 to 1.0). By default, any number may fail, and a warning is logged if more than half of them do.
       min_clients: The minimum number of clients that must be left after each phase. With 0, all clients may fail: sums
         are then 0 and means NaN.
       client_seconds: The time that the functions of a client may take in a phase, in seconds, counted from the
@@ -100,6 +100,11 @@ class ClientFailures:
     enough: float | None = attrs.field(default=None, validator=optional(_check_enough))
     retries: int = attrs.field(default=0, validator=whole_number_validator(0))
     replay: ClientOutcomes | None = attrs.field(default=None, validator=optional(_check_replay), eq=False)
+
+    @property
+    def tolerates_all(self) -> bool:
+        """Whether any number of clients may fail, which may be because nobody has thought of a limit."""
+        return whole_number_of(self.tolerate) is None and self.tolerate == 1.0
 
     def most(self, clients: int) -> int:
         """Returns the maximum number of failed clients.

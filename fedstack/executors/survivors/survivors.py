@@ -18,6 +18,10 @@ _NOBODY_LEFT = (
     "No client is left after phase %d: sums are 0 and means NaN; check what all clients raise, and set min_clients"
 )
 _REPLAY = "replay calls of the same computations, with the same clients, in the same order"
+_MOST_FAILED = (
+    "%d of %d clients have failed in a call, and are left out of its results, as tolerate=1.0 allows; if so many are "
+    "not expected to fail, pass the share that may, such as tolerate=0.2. The first: %s"
+)
 # The maximum number of kinds of errors that a message lists.
 _MOST_KINDS = 10
 _RAISED = re.compile(r"'[^']*' raised (\w+)")
@@ -149,12 +153,13 @@ class Survivors(SystemScope):
         phase = self.phase
         self.phase += 1
         failures = {client: error for client, error in failures.items() if client not in self.absent}
+        failed_before = self._failed()
         for client in sorted(failures):
             error = failures[client].with_traceback(None)
             if len(self.absent) >= _MOST_CAUSES:
                 error.__cause__ = None
             self.absent[client] = ClientFailure(client, phase, error)
-        failed = {client: one for client, one in self.absent.items() if _is_failed(one.error)}
+        failed = self._failed()
         left = clients - len(self.absent)
         if len(failed) > self._policy.most(clients) or left < self._policy.least(clients):
             late = sum(isinstance(one.error, ClientLeftOutError) for one in self.absent.values())
@@ -163,6 +168,11 @@ class Survivors(SystemScope):
             _logger.info("%s failed in phase %d; %d left", counted(len(failures), "client"), phase, left)
             if not left:
                 _logger.warning(_NOBODY_LEFT, phase)
+            elif self._policy.tolerates_all and 2 * len(failed_before) <= clients < 2 * len(failed):
+                _logger.warning(_MOST_FAILED, len(failed), clients, failed[min(failed)].error)
+
+    def _failed(self) -> Mapping[int, ClientFailure]:
+        return {client: one for client, one in self.absent.items() if _is_failed(one.error)}
 
     def __repr__(self) -> str:
         return f"<Survivors of phase {self.phase}, {len(self.absent)} absent>"

@@ -40,6 +40,7 @@ def test_a_script_that_ends_with_a_mistake_says_what_to_do():
     assert done.stderr.startswith("the hook before: TypeError\nTraceback")
     assert done.stderr.rstrip().endswith(FIX)
     assert done.stderr.count(FIX) == 1
+    assert set(re.findall('^  File "(.*?)"', done.stderr, re.MULTILINE)) == {"<string>"}, "the frames of the user only"
 
 
 FAILS = """

@@ -397,20 +397,32 @@ def test_a_struct_that_does_not_fit_is_refused(value, message):
 
 def test_one_argument_for_several_says_how_many_there_are():
     several = fl.StructType([("a", fl.FederatedType(INT, fl.SERVER)), ("b", fl.FederatedType(INT, fl.CLIENTS))])
-    with pytest.raises(TypeMismatchError, match="found int 1; at arg; pass 2 separate arguments, or all arguments in"):
+    with pytest.raises(TypeMismatchError, match="found int 1; at arg; pass 2 separate arguments, a and b, or all argu"):
         normalize_argument(1, several)
 
 
 @pytest.mark.parametrize("given", [{"x": 1, "y": 2}, [1, 2, 3]])
 def test_one_struct_for_several_arguments_says_so_too(given):
     several = fl.StructType([("a", fl.FederatedType(INT, fl.SERVER)), ("b", fl.FederatedType(INT, fl.CLIENTS))])
-    with pytest.raises(TypeMismatchError, match="; at arg; pass 2 separate arguments, or all arguments in"):
+    with pytest.raises(TypeMismatchError, match="; at arg; pass 2 separate arguments, a and b, or all arguments in"):
         normalize_argument(given, several)
 
 
 def test_one_argument_of_a_leaf_with_several_parameters_says_how_many_there_are():
     with pytest.raises(TypeMismatchError, match="found int 1; at arg; pass 2 separate arguments, or all arguments in"):
         normalize_argument(1, fl.StructType([INT, INT]))
+
+
+def test_values_of_clients_in_place_of_one_clients_value_are_told_how_to_be_mapped():
+    with pytest.raises(
+        TypeMismatchError, match=r"found 3; at arg; if it has a value for each client, call the function"
+    ):
+        normalize_argument([{"x": 1, "y": 2}] * 3, fl.StructType([("x", INT), ("y", INT)]))
+
+
+def test_an_array_in_a_list_of_one_is_told_so():
+    advice = "found shape [1,2]; at arg; pass the value without the list around it, or declare"
+    refused(np.zeros((1, 2), np.int32), fl.TensorType(np.int32, [2]), advice)
 
 
 def test_the_value_of_one_client_in_place_of_a_list_is_told_from_values_by_name():

@@ -207,7 +207,7 @@ def test_clients_that_take_little_and_run_in_columns_use_a_second_thread(two_cor
     @fedstack.python_computation([np.float32], np.float32, vectorized=True)
     def compute(column: Any) -> Any:
         threads.add(threading.get_ident())
-        for _ in range(100):
+        for _ in range(500):
             column = np.sin(column)
         return column
 

@@ -123,6 +123,22 @@ def test_that_nobody_is_left_is_logged(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
+def test_that_most_clients_have_failed_is_said_once_unless_the_policy_has_a_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warnings(**options: object) -> list[str]:
+        caplog.clear()
+        survivors = Survivors(ClientFailures(**options), {})
+        for failed in ([0, 1, 2], [3], [4]):
+            survivors.settle({client: error_of(client) for client in failed}, 6)
+        return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+    (found,) = warnings()
+    assert found.startswith("4 of 6 clients have failed in a call, and are left out of its results, as tolerate=1.0")
+    assert f"The first: {error_of(0)}" in found
+    assert warnings(tolerate=0.9) == warnings(tolerate=5) == []
+
+
 def test_a_failure_in_a_list_is_one_short_line() -> None:
     shown = repr(ClientFailure(3, 0, RemoteError("'step' raised ValueError: no\n" + "  File x\n" * 50)))
     assert shown == "<ClientFailure of client 3 in phase 0: 'step' raised ValueError: no>"

@@ -98,7 +98,10 @@ def test_a_federated_method_runs_for_as_many_clients_as_its_argument_has(client)
         ([1], "Expected 2 arguments (x: int32, y: int32), found 1 by position; pass each argument exactly once"),
         ([1, 2, 3], "Expected 2 arguments (x: int32, y: int32), found 3 by position; pass each argument exactly once"),
         ([1, 2.5], "Expected int32, found float 2.5; at y"),
-        ([1, [2]], "Expected shape [] of int32, found shape [1]; at y; declare (int32, [None]) for batches"),
+        (
+            [1, [2]],
+            "Expected shape [] of int32, found shape [1]; at y; pass the value without the list around it, or declare",
+        ),
         (
             {"x": 1, "z": 2},
             "Expected 2 arguments (x: int32, y: int32), found 0 by position and x, z by name; ",
