@@ -235,7 +235,9 @@ class Invoker:
                 # values in these frames, alive.
                 found = f"{type(error).__name__}: {error}"
                 if found != logged:
-                    _logger.warning("Retrying a computation in %.2f s after %s", pause, found)
+                    # What each worker lacks has been logged while the call waited for it.
+                    shown = found.partition(":\n")[0] if isinstance(error, NoWorkersError) else found
+                    _logger.warning("Retrying a computation in %.2f s after %s", pause, shown)
                 else:
                     _logger.info("Retrying a computation in %.2f s after the same error", pause)
                 logged = found

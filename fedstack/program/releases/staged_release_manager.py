@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedstack.computations.types.language import ReleaseManager
 from fedstack.errors import InvalidValueError
+from fedstack.executors.survivors.client_failures import ClientFailure
 from fedstack.foundations.number_checks import whole_number_of
 from fedstack.foundations.value_text import describe
 from fedstack.program.argument_checks import check_instance
@@ -188,7 +189,8 @@ def _cell(value: object, name: str) -> Cell:
     found = _plain(value)
     if found is NotImplemented:
         raise InvalidValueError(
-            f"Expected numbers, strings and arrays to release, found {describe(value)} at {name}; convert it"
+            f"Expected numbers, strings and arrays to release, found {describe(value)} at {name}; "
+            + ("release the values of the other clients" if isinstance(value, ClientFailure) else "convert it")
         )
     return found
 

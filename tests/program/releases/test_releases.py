@@ -10,6 +10,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
+from fedstack import ClientFailure
 from fedstack.errors import InvalidValueError, ProgramStateError
 from fedstack.program import CSVFileReleaseManager, FileProgramStateManager, JSONLinesReleaseManager
 
@@ -106,6 +107,8 @@ def test_what_cannot_be_released_is_named(tmp_path: Path, kind: str) -> None:
     manager = KINDS[kind](tmp_path / f"m.{kind}")
     with pytest.raises(InvalidValueError, match="found .* at x; convert it"):
         run(manager.release({"x": object()}, 1))
+    with pytest.raises(InvalidValueError, match="at losses/1; release the values of the other clients"):
+        run(manager.release({"losses": [1.0, ClientFailure(1, 0, ValueError("no"))]}, 1))
     with pytest.raises(InvalidValueError, match="a whole number or a string as a key, found float 1.5"):
         run(manager.release({"x": 1}, 1.5))
     with pytest.raises(InvalidValueError, match="without the name 'key'"):
