@@ -41,6 +41,13 @@ TITLES = {
     "contexts": "Contexts",
     "factories": "Factories",
 }
+# What precedes the promises of a section.
+REMARKS = {
+    "secure": (
+        "They are computed in the clear: there is no secure aggregation (SecAgg) in which the server cannot see a "
+        "client's value.\n[SECURITY](../SECURITY.md#what-fedstack-does-not-protect) says who sees what.\n"
+    )
+}
 
 
 def generated() -> str:
@@ -54,6 +61,8 @@ def promise_tables() -> Iterator[str]:
         if module != section:
             section = module
             yield f"\n## {TITLES[module]}\n"
+            if module in REMARKS:
+                yield REMARKS[module]
             yield "| promise | row | in |"
             yield "| --- | --- | --- |"
         suites = [name for name, is_in in (("executor", promise.of_executors), ("stack", promise.of_stacks)) if is_in]
