@@ -136,11 +136,15 @@ def advice_on(error: BaseException) -> str | None:
     """Returns the advice on a known mistake for which the language raised an error; `None` for other errors."""
     if isinstance(error, FedstackError) or not _is_of_language(error):
         return None
-    try:
-        text = str(error)
-    except Exception:  # raised by a user's exception class
-        return None
+    text = _text_of(error)
     return next((mistake.advice for mistake in MISTAKES if mistake.message.search(text)), None)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # raised by a user's exception class
+        return ""
 
 
 def _is_of_language(error: BaseException) -> bool:
@@ -153,7 +157,7 @@ def _advice_on_awaiting(error: BaseException) -> str | None:
     """Returns the advice on an awaited result, or on a coroutine that is used like a result; otherwise `None`."""
     if not isinstance(error, (TypeError, AttributeError)):
         return None
-    text, context = str(error), get_context_stack().current
+    text, context = _text_of(error), get_context_stack().current
     if isinstance(context, SyncContext) and _RESULT_AWAITED.search(text):
         return (
             "a synchronous context returns the results of computations: leave out `await`, or use an asynchronous "

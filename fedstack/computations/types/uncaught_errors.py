@@ -79,18 +79,27 @@ class _ExplainingThreadHook:
 
 
 def _explained(error: BaseException, trace: TracebackType | None) -> tuple[TracebackType | None, str | None]:
-    """Adds a note to an error that ends a script or a thread; returns the traceback to show, and the note."""
-    if isinstance(error, FedstackError):
-        return _shown(error)
+    """Adds a note to an error that is not caught; returns the traceback to show, and the note."""
+    try:
+        return _shown(error) if isinstance(error, FedstackError) else _advised(error, trace)
+    except Exception:  # whatever the methods of a user's exception class do, the error is shown
+        return trace, None
+
+
+def _advised(error: BaseException, trace: TracebackType | None) -> tuple[TracebackType | None, str | None]:
+    """Adds the advice to a known mistake, and leaves out the language's frames, and its own errors."""
     note = fix_of(error)
     note_fix(error)
-    if note is not None and not sys.flags.dev_mode:
-        for cause in error_chain(error):
-            cause.__traceback__ = without_frames_in(_LANGUAGE, cause.__traceback__)
-        cause = error.__cause__ or error.__context__
-        if cause is not None and cause.__traceback__ is None:
-            error.__cause__ = None  # it was raised and caught by the language
-        error.__traceback__ = trace = users_traceback(trace, _LANGUAGE_NAME)
+    if note is None or sys.flags.dev_mode:
+        return trace, note
+    cause = error.__cause__ or error.__context__
+    was_raised = cause is not None and cause.__traceback__ is not None
+    for one in error_chain(error):
+        if one is not error:
+            one.__traceback__ = without_frames_in(_LANGUAGE, one.__traceback__)
+    if cause is not None and was_raised and not (cause.__traceback__ or cause.__cause__ or cause.__context__):
+        error.__cause__ = None  # it was raised and caught by the language, and by nobody else
+    error.__traceback__ = trace = users_traceback(trace, _LANGUAGE_NAME)
     return trace, note
 
 
@@ -101,16 +110,8 @@ def _explain_in_cell(
     trace: TracebackType | None,
     tb_offset: int | None = None,
 ) -> None:
-    """Handles exceptions of cells for IPython: shows known mistakes with the advice and without the language's frames.
-
-    All other exceptions are shown in the way IPython shows them, those of fedstack with the users' frames and a note.
-    """
-    note = fix_of(error)
-    if note is not None:
-        note_fix(error)
-        trace = users_traceback(trace, _LANGUAGE_NAME)
-    elif isinstance(error, FedstackError):
-        trace, note = _shown(error)
+    """Handles exceptions of cells for IPython, which shows those that have no advice as it would without this."""
+    trace, note = _explained(error, trace)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
     _say(note)
 

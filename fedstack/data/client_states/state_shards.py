@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import RecordLayout, Records, RecordsOf, record_dtype
-from fedstack.data.headed_file import ALIGNMENT, FileKind, cannot_write, removed_on_error, write_parts
+from fedstack.data.headed_file import ALIGNMENT, FileKind, cannot_write, opened_at_once, removed_on_error, write_parts
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.synced_folders import sync_folder
@@ -204,7 +204,7 @@ class FileShard:
         """Reads rows that follow each other at once. A map of the file would end the process if the disk fails."""
         found: Records = np.empty((len(rows), self.size), np.uint8)
         begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1).tolist()
-        with open(self.path, "rb", buffering=0) as file:
+        with open(self.path, "rb", buffering=0, opener=opened_at_once) as file:
             for begin, end in zip(begins, [*begins[1:], len(rows)]):
                 file.seek(self.start + int(rows[begin]) * self.size)
                 part, done = memoryview(cast(Any, found[begin:end].reshape(-1))), 0

@@ -97,10 +97,11 @@ class ClientStateFolders:
     def _candidates(self) -> Iterator[Path]:
         for folder in self._folders:
             root = folder.resolve()
+            level = [root]
             for depth in range(_DEPTH + 1):
-                for path in root.glob("*/" * depth + _ID_FILE):
-                    if path.parent.resolve().is_relative_to(root):
-                        yield path.parent.resolve()
+                found = [one.resolve() for one in level]
+                yield from (one for one in found if one.is_relative_to(root) and (one / _ID_FILE).exists())
+                level = [below for one in level for below in _folders_in(one)] if depth < _DEPTH else []
 
     def _folder_of(self, store: str) -> Path:
         self.find([store])
@@ -204,6 +205,14 @@ class ClientStateFolders:
 
     def __repr__(self) -> str:
         return f"<ClientStateFolders {', '.join(map(str, self._folders))}>"
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Returns the folders in a folder; none if they cannot be listed, or somebody removes them meanwhile."""
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except OSError:
+        return []
 
 
 def stored_in(files: Sequence[StoredFile], rows: Sequence[int]) -> Sequence[StoredValue]:

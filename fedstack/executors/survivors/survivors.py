@@ -168,8 +168,9 @@ class Survivors(SystemScope):
             _logger.info("%s failed in phase %d; %d left", counted(len(failures), "client"), phase, left)
             if not left:
                 _logger.warning(_NOBODY_LEFT, phase)
-            elif self._policy.tolerates_all and 2 * len(failed_before) <= clients < 2 * len(failed):
-                _logger.warning(_MOST_FAILED, len(failed), clients, failed[min(failed)].error)
+            taking_part = clients - sum(one.error is None for one in self.absent.values())
+            if left and self._policy.tolerates_all and 2 * len(failed_before) <= taking_part < 2 * len(failed):
+                _logger.warning(_MOST_FAILED, len(failed), taking_part, failed[min(failed)].error)
 
     def _failed(self) -> Mapping[int, ClientFailure]:
         return {client: one for client, one in self.absent.items() if _is_failed(one.error)}

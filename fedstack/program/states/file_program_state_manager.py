@@ -236,7 +236,10 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """
         if version not in await in_thread(self._versions):
             raise ProgramStateNotFoundError(version)
-        return (await in_thread(lambda: self._releases_of(version))).get(name)
+        found = (await in_thread(lambda: self._releases_of(version))).get(name)
+        if found is None and version not in await in_thread(self._versions):  # a save has removed it meanwhile
+            raise ProgramStateNotFoundError(version)
+        return found
 
     def check_has_begun(self) -> None:
         """Checks that a version was loaded or saved, unless there is none; for what goes on from a version.
@@ -350,12 +353,13 @@ class FileProgramStateManager(ProgramStateManager[Any]):
 
     def _releases_of(self, version: int) -> Mapping[str, object]:
         """Returns what was released with a version; nothing for a damaged one."""
-        if version not in self._kept:
+        kept = self._kept  # a sweep on another thread has others
+        if version not in kept:
             try:
-                self._kept[version] = read_releases(self._path(version))
+                kept[version] = read_releases(self._path(version))
             except (FileNotFoundError, DamagedStateError):
-                self._kept[version] = {}
-        return self._kept[version]
+                kept[version] = {}
+        return kept[version]
 
     def __repr__(self) -> str:
         return f"<FileProgramStateManager in {self._folder}>"

@@ -95,6 +95,41 @@ def test_another_error_that_ends_a_thread_is_shown_as_it_is() -> None:
     assert found.endswith("by zero")
 
 
+UNREADABLE = """
+import threading
+class Unreadable(AttributeError):
+    def __str__(self):
+        return "no " + self.missing
+def work():
+    raise Unreadable()
+"""
+
+
+@pytest.mark.parametrize("end", ["work()", "threading.Thread(target=work).start()"])
+def test_an_error_whose_text_cannot_be_made_is_shown_as_python_shows_it(end: str) -> None:
+    found = with_errors(UNREADABLE + end)
+    assert found.endswith("Unreadable: <exception str() failed>")
+    assert "in work" in found
+    assert "Error in" not in found
+    assert "excepthook" not in found
+
+
+BROADCAST = """
+@fl.federated_computation(fl.FederatedType(np.float32, fl.SERVER), fl.FederatedType(np.float32, fl.CLIENTS))
+def forgotten(model, values):
+    try:
+        raise OSError("config missing")
+    except OSError:
+        return fl.federated_zip((model, values))
+"""
+
+
+def test_the_users_own_error_before_a_mistake_is_shown() -> None:
+    found = with_errors(f"import federated_language as fl\n{BROADCAST}")
+    assert "OSError: config missing" in found
+    assert FIX in found
+
+
 def test_in_development_mode_all_frames_are_shown() -> None:
     assert "contexts.py" in with_errors("fedstack.set_sync_local_execution_context()\nfail(7)", "-X", "dev")
 

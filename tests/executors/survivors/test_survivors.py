@@ -126,16 +126,17 @@ def test_that_nobody_is_left_is_logged(caplog: pytest.LogCaptureFixture) -> None
 def test_that_most_clients_have_failed_is_said_once_unless_the_policy_has_a_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def warnings(**options: object) -> list[str]:
+    def warnings(clients: int = 6, **options: object) -> list[str]:
         caplog.clear()
-        survivors = Survivors(ClientFailures(**options), {})
+        survivors = Survivors(ClientFailures(**options), {client: ClientFailure() for client in range(6, clients)})
         for failed in ([0, 1, 2], [3], [4]):
-            survivors.settle({client: error_of(client) for client in failed}, 6)
+            survivors.settle({client: error_of(client) for client in failed}, clients)
         return [record.message for record in caplog.records if record.levelname == "WARNING"]
 
     (found,) = warnings()
     assert found.startswith("4 of 6 clients have failed in a call, and are left out of its results, as tolerate=1.0")
     assert f"The first: {error_of(0)}" in found
+    assert warnings(clients=9) == [found], "those that do not take part do not count"
     assert warnings(tolerate=0.9) == warnings(tolerate=5) == []
 
 

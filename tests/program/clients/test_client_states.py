@@ -273,6 +273,23 @@ def test_states_of_a_file_that_was_cut_are_an_error(tmp_path: Path) -> None:
     manager.close()
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file whose reads fail")
+def test_a_disk_that_fails_is_an_error(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    (path,) = (tmp_path / "controls").glob("*.states")
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(ProgramStateError, match="Cannot read .*; check the disk"):
+        states.get("client 1")
+    path.unlink()
+    os.mkfifo(path)  # for which nobody waits
+    with pytest.raises(ProgramStateError, match="Cannot read"):
+        states.get("client 1")
+    manager.close()
+
+
 @pytest.mark.parametrize("rows", [[], [0], [3, 4, 5], [5, 4, 4, 3], [6, 0, 1, 2, 5]])
 def test_any_rows_of_a_shard_are_read_in_any_order(tmp_path: Path, rows: list[int]) -> None:
     layout = RecordLayout.of(np.zeros(2, np.float32))

@@ -189,6 +189,23 @@ def test_a_worker_without_folders_and_one_with_a_copy_read_nothing(states: Clien
     assert len(read(message, [tmp_path / "memories"])) == 1
 
 
+def test_a_folder_that_is_removed_while_stores_are_looked_for_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "run").mkdir()
+    store = store_folders.name_store(tmp_path / "run")
+    listed = Path.iterdir
+
+    def iterdir(folder: Path):
+        if folder.name == "gone":
+            raise FileNotFoundError(folder)
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert ClientStateFolders([tmp_path]).find([store]) == [store]
+
+
 def test_a_damaged_record_is_named_by_the_worker_and_other_clients_go_on(tmp_path: Path) -> None:
     with served(tmp_path, [True]) as targets:
         tolerant = fedstack.create_sync_remote_execution_context(
