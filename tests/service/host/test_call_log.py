@@ -84,6 +84,22 @@ def test_a_failed_call_is_one_line_with_function_and_client_in_the_log_of_a_work
     assert str(SECRET) not in log.read_text()
 
 
+def test_an_error_of_fedstack_that_a_client_raises_is_no_failure_of_the_worker(tmp_path: Path) -> None:
+    def raising(x: Any) -> Any:
+        raise FedstackError(f"cannot use {x}")
+
+    log = tmp_path / "log"
+    with (
+        log.open("w") as stderr,
+        served("--allow-python-code", stderr=stderr) as server,
+        fedstack.create_sync_remote_execution_context(server.target),
+    ):
+        with pytest.raises(FedstackError, match="cannot use 1; in the computation 'raising' at client 0"):
+            at_clients(raising)([1])
+    (line,) = told_by(log.read_text())
+    assert "WARNING fedstack.service.host.calls.call_log: RunPhase failed: 'raising' failed with FedstackError" in line
+
+
 def test_a_line_of_json_has_function_and_client_of_a_result_that_does_not_fit_and_the_id_of_the_call(
     tmp_path: Path,
 ) -> None:

@@ -197,7 +197,7 @@ class CallRouter:
         except Exception as error:
             known = _known_error(error, name)
             code = code_of(known)
-            if code == Code.INTERNAL:
+            if code == Code.INTERNAL and getattr(known, "client_index", None) is None:  # clients raise what they like
                 _logger.error("%s failed with an unexpected error", name, exc_info=error)
             else:
                 _logger.debug("%s failed: %s", name, error)
