@@ -80,10 +80,12 @@ def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> M
     versions = iter(range(1, 1 << 30))
     ours_draw, bare_draw = random.Random(0), random.Random(0)
 
-    def ours(ids: Sequence[int] | None = None) -> None:
-        ids = ours_draw.sample(range(clients), clients // 10) if ids is None else ids
+    def change(ids: Sequence[int]) -> None:
         states.update(ids, step(states.select(ids)))
         asyncio.run(manager.save(0, next(versions)))
+
+    def ours() -> None:
+        change(ours_draw.sample(range(clients), clients // 10))
 
     def bare() -> None:
         for client in bare_draw.sample(range(clients), clients // 10):
@@ -92,7 +94,7 @@ def _clients(effort: Effort, folder: pathlib.Path, clients: int, size: int) -> M
 
     with contextlib.closing(manager):
         for start in range(0, clients, clients // 10):  # so that each round replaces states
-            ours(range(start, start + clients // 10))
+            change(range(start, start + clients // 10))
         for client in range(clients):
             _write(folder / f"{client}.npy", first)
         name = f"states of {clients // 10:,} of {clients:,} clients, {size:,} bytes each, read, changed and saved"

@@ -19,7 +19,6 @@ from fedstack.errors import FedstackError
 from fedstack.foundations.traceback_filter import error_chain, users_traceback, without_frames_in, without_own_frames
 
 _LANGUAGE = os.path.join(os.path.dirname(os.path.dirname(inspect.getfile(SyncContext))), "")  # federated_language/
-
 _LANGUAGE_NAME = "federated_language"
 
 

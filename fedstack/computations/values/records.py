@@ -30,9 +30,9 @@ from fedstack.foundations.caches import SharedCache
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.value_text import describe, is_data_frame
 
-# `tuple`, declared with a type whose methods the type checker knows.
-# How many parameters an advice names.
+# A message names at most this many parameters.
 _MOST_NAMED = 8
+# `tuple`, declared with a type whose methods the type checker knows.
 _Tuple: type[tuple[object, ...]] = tuple
 
 

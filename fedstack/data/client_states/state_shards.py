@@ -25,7 +25,8 @@ from fedstack.foundations.error_text import text_of
 from fedstack.foundations.synced_folders import sync_folder
 
 SUFFIX = ".states"
-# Files of large records have about this size, so that most of them end as a whole. Small records share one file.
+# Files of large records have about this size: few enough records to end together, and enough of them to be worth a new
+# file, which may take longer to create than 1 MB takes to write. Small records share one file.
 _FILE_BYTES = 1 << 21
 _MOST_BYTES = 1 << 28
 # Large records are written in batches of this size, so that their files are synced together.

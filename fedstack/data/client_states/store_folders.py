@@ -99,9 +99,9 @@ class ClientStateFolders:
             root = folder.resolve()
             level = [root]
             for depth in range(_DEPTH + 1):
-                found = [one.resolve() for one in level]
-                yield from (one for one in found if one.is_relative_to(root) and (one / _ID_FILE).exists())
-                level = [below for one in level for below in _folders_in(one)] if depth < _DEPTH else []
+                if depth:
+                    level = [below for one in level for below in _folders_in(one) if below.is_relative_to(root)]
+                yield from level
 
     def _folder_of(self, store: str) -> Path:
         self.find([store])
@@ -210,9 +210,14 @@ class ClientStateFolders:
 def _folders_in(folder: Path) -> list[Path]:
     """Returns the folders in a folder; none if they cannot be listed, or somebody removes them meanwhile."""
     try:
-        return [path for path in folder.iterdir() if path.is_dir()]
+        with os.scandir(folder) as entries:  # which knows of most files what they are without a look at each
+            return [Path(one.path).resolve() for one in entries if one.is_dir(follow_symlinks=False) or _is_linked(one)]
     except OSError:
         return []
+
+
+def _is_linked(entry: "os.DirEntry[str]") -> bool:
+    return entry.is_symlink() and os.path.isdir(entry.path)
 
 
 def stored_in(files: Sequence[StoredFile], rows: Sequence[int]) -> Sequence[StoredValue]:

@@ -5,7 +5,7 @@ one by one (`LeafStream`), while each is still in the cache.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -89,40 +89,43 @@ class LeafFold(TreeFold):
         if self.open_shape:
             for client, array in enumerate(arrays, start):
                 self.check_shape(array.shape, client)
-        first, done = arrays[0], 0
-        by_pairs = self.operation is np.add and factors is None and first.dtype == self.dtype
+        first = arrays[0]
+        if self.operation is np.add and factors is None and first.dtype == self.dtype:
+            self._feed_pairs(start, arrays)
+            return
         at_once = self._rows_at_once(first.size)
         stack = np.empty((min(at_once, len(arrays)), *first.shape), self.dtype)
-        pairs, at_once = (list(stack), 2 * at_once) if by_pairs else ([], at_once)
-        while done < len(arrays):
-            stop = min(((start + done) // at_once + 1) * at_once - start, len(arrays))
-            if by_pairs and not (start + done) % 2 and stop > done + 1:
-                # To add two arrays takes less time than to copy both and then to add the copies.
-                stop -= (stop - done) % 2
-                deque(map(np.add, arrays[done:stop:2], arrays[done + 1 : stop : 2], pairs), maxlen=0)
-                rows, position, level = stack[: (stop - done) // 2], (start + done) // 2, 1
-            else:
-                stop = done + 1 if by_pairs else stop
-                rows, position, level = stack[: stop - done], start + done, 0
-                np.concatenate(arrays[done:stop], out=rows.reshape(len(rows) * len(first), *first.shape[1:]))
-                if factors is not None:
-                    np.multiply(rows, factors[done:stop].reshape(-1, *[1] * first.ndim), out=rows)
-            self.add(fold_rows(self.operation, rows, position, level=level, in_place=True))
-            done = stop
+        for done, stop in _parts(start, len(arrays), at_once):
+            rows = stack[: stop - done]
+            np.concatenate(arrays[done:stop], out=rows.reshape(len(rows) * len(first), *first.shape[1:]))
+            if factors is not None:
+                np.multiply(rows, factors[done:stop].reshape(-1, *[1] * first.ndim), out=rows)
+            self.add(fold_rows(self.operation, rows, start + done, in_place=True))
+
+    def _feed_pairs(self, start: int, arrays: Sequence[np.ndarray]) -> None:
+        """Adds neighbours to each other, which takes less time than to copy both and then to add the copies."""
+        first = start % 2
+        count = (len(arrays) - first) // 2
+        alone = [*range(first), *range(first + 2 * count, len(arrays))]
+        self.add([Partial(0, start + index, np.copy(arrays[index]), True) for index in alone])
+        position, at_once = (start + first) // 2, self._rows_at_once(arrays[0].size)
+        stack = np.empty((min(at_once, count), *arrays[0].shape), self.dtype)
+        rows = list(stack)
+        for done, stop in _parts(position, count, at_once):
+            low, high = first + 2 * done, first + 2 * stop
+            deque(map(np.add, arrays[low:high:2], arrays[low + 1 : high : 2], rows), maxlen=0)
+            self.add(fold_rows(np.add, stack[: stop - done], position + done, level=1, in_place=True))
 
     def _rows_at_once(self, size: int) -> int:
         return min(_MOST_ROWS, 1 << (_STACK_BYTES // max(size * self.dtype.itemsize, 1)).bit_length() - 1)
 
     def _feed_rows(self, start: int, rows: np.ndarray, factors: np.ndarray | None) -> None:
         """Adds arrays that are stacked already."""
-        at_once, done = self._rows_at_once(rows[:1].size), 0
-        while done < len(rows):
-            stop = min(((start + done) // at_once + 1) * at_once - start, len(rows))
+        for done, stop in _parts(start, len(rows), self._rows_at_once(rows[:1].size)):
             some = rows[done:stop].astype(self.dtype, copy=False)
             if factors is not None:
                 some = some * factors[done:stop].reshape(-1, *[1] * (rows.ndim - 1))
             self.add(_kept(fold_rows(self.operation, some, start + done)))
-            done = stop
 
     def merge(self, partials: Sequence[Partial]) -> None:
         """Adds the partial results of blocks of clients that were folded elsewhere."""
@@ -146,6 +149,15 @@ class LeafFold(TreeFold):
                 f"Expected the same shape from every client, found {list(shape)} and {list(self._shape)}"
                 f"{where}; an aggregation cannot combine tensors of different shapes"
             )
+
+
+def _parts(start: int, count: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yields the parts of consecutive positions that multiples of `size` bound, counted from `start`."""
+    done = 0
+    while done < count:
+        stop = min(((start + done) // size + 1) * size - start, count)
+        yield done, stop
+        done = stop
 
 
 def _kept(partials: Sequence[Partial]) -> list[Partial]:

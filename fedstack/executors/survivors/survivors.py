@@ -153,13 +153,12 @@ class Survivors(SystemScope):
         phase = self.phase
         self.phase += 1
         failures = {client: error for client, error in failures.items() if client not in self.absent}
-        failed_before = self._failed()
         for client in sorted(failures):
             error = failures[client].with_traceback(None)
             if len(self.absent) >= _MOST_CAUSES:
                 error.__cause__ = None
             self.absent[client] = ClientFailure(client, phase, error)
-        failed = self._failed()
+        failed = {client: one for client, one in self.absent.items() if _is_failed(one.error)}
         left = clients - len(self.absent)
         if len(failed) > self._policy.most(clients) or left < self._policy.least(clients):
             late = sum(isinstance(one.error, ClientLeftOutError) for one in self.absent.values())
@@ -169,11 +168,9 @@ class Survivors(SystemScope):
             if not left:
                 _logger.warning(_NOBODY_LEFT, phase)
             taking_part = clients - sum(one.error is None for one in self.absent.values())
-            if left and self._policy.tolerates_all and 2 * len(failed_before) <= taking_part < 2 * len(failed):
+            before = len(failed) - sum(map(_is_failed, failures.values()))
+            if left and self._policy.tolerates_all and 2 * before <= taking_part < 2 * len(failed):
                 _logger.warning(_MOST_FAILED, len(failed), taking_part, failed[min(failed)].error)
-
-    def _failed(self) -> Mapping[int, ClientFailure]:
-        return {client: one for client, one in self.absent.items() if _is_failed(one.error)}
 
     def __repr__(self) -> str:
         return f"<Survivors of phase {self.phase}, {len(self.absent)} absent>"

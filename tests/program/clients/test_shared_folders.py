@@ -195,14 +195,14 @@ def test_a_folder_that_is_removed_while_stores_are_looked_for_is_passed_over(
     (tmp_path / "gone").mkdir()
     (tmp_path / "run").mkdir()
     store = store_folders.name_store(tmp_path / "run")
-    listed = Path.iterdir
+    listed = os.scandir
 
-    def iterdir(folder: Path):
-        if folder.name == "gone":
+    def scandir(folder: Path):
+        if Path(folder).name == "gone":
             raise FileNotFoundError(folder)
         return listed(folder)
 
-    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(os, "scandir", scandir)
     assert ClientStateFolders([tmp_path]).find([store]) == [store]
 
 

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
+from fedstack.executors.survivors.tolerance import is_own
 from fedstack.foundations.message_room import SMALL_BYTES, MessageRoom
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.observe.events import RpcEnded
@@ -197,7 +198,7 @@ class CallRouter:
         except Exception as error:
             known = _known_error(error, name)
             code = code_of(known)
-            if code == Code.INTERNAL and getattr(known, "client_index", None) is None:  # clients raise what they like
+            if code == Code.INTERNAL and not is_own(known):
                 _logger.error("%s failed with an unexpected error", name, exc_info=error)
             else:
                 _logger.debug("%s failed: %s", name, error)
