@@ -25,7 +25,7 @@ from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.tolerant_blocks import TolerantBlocks
 from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
-from fedstack.executors.concurrency.measurements import HelperTrial, is_runnable, measurements_of, preemptions
+from fedstack.executors.concurrency.measurements import CoreDemand, HelperTrial, measurements_of, preemptions
 from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.executors.survivors.tolerance import Tolerance
@@ -45,7 +45,7 @@ _STREAMED_SECONDS = 0.03
 _HELPER_DELAY_SECONDS = 0.005
 _HELPER_MOST_DELAY_SECONDS = 0.3
 _HELPER_MIN_SECONDS = 0.0002
-# If the workers use a smaller share of one core than this, they are waiting for something, if only for a core.
+# If the process wants a smaller share of one core than this, its workers are waiting for something else.
 _WAITING_CPU_SHARE = 0.15
 # Threads whose clients compute for a larger share of their time than this do not only wait.
 _COMPUTING_CPU_SHARE = 0.5
@@ -66,8 +66,8 @@ class ClientBlocks:
                             to measure the time on one thread. If the clients of the program have been seen to wait, all
                             helpers that have 5 ms of work start immediately.
       Further helpers       Each is considered 5 ms after the previous helper has joined. It starts if a call takes at
-                            least 0.2 ms. As many as there are workers start if these only wait: they used less than
-                            15 % of a core in this time, none wants a core now, and a client yields at most 1 MiB.
+                            least 0.2 ms. As many as there are workers start if these only wait: they used or wanted
+                            less than 15 % of a core in this time, and a client yields at most 1 MiB.
                             Otherwise the delay until the next check doubles, up to 0.3 s, because a function that first
                             loads may wait later.
       Number of workers     At most one thread per core, or `max_threads` while the workers only wait.
@@ -180,6 +180,7 @@ class ClientBlocks:
             # A weak reference, because the last user closes the pool, and must not be one of the pool's own threads.
             finished, found = threading.Event(), weakref.ref(threads)
             self._finished = finished
+            self._workers.add(threading.get_native_id())  # before somebody looks at what the workers do
             self._helpers.append(threads.submit(lambda: self._watch(found, finished)))
         try:
             self._work()
@@ -228,13 +229,11 @@ class ClientBlocks:
         """Starts one helper after another while work remains and helpers are worthwhile."""
         delay = _HELPER_DELAY_SECONDS
         while True:
-            cpu, wall = time.process_time(), time.perf_counter()
+            demand = CoreDemand(list(self._workers))
             with waiting():  # frees this thread's slot in the pool for workers
                 if finished.wait(delay):
                     return
-            busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
-            waits = busy < _WAITING_CPU_SHARE and self.measured.result_bytes <= _TOO_LARGE_TO_WAIT
-            waits = waits and not any(map(is_runnable, list(self._workers)))  # other programs may have all cores
+            waits = self.measured.result_bytes <= _TOO_LARGE_TO_WAIT and demand.cores() < _WAITING_CPU_SHARE
             self.measured.waits = waits or self.measured.waits
             with self._room:
                 if self._expected >= self.max_threads or self._next >= self.clients.stop or self._error is not None:

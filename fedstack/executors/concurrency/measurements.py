@@ -1,9 +1,11 @@
 """Measures programs, so that later runs can decide whether to use helper threads and how large to make blocks."""
 
+import math
+import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -102,13 +104,51 @@ def preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
-def is_runnable(thread: int) -> bool:
-    """Returns whether a thread, given by its native id, runs or waits for a core only; false if it is not known."""
+class CoreDemand:
+    """Observes how much of the cores this process uses, or would use if other programs left them to it.
+
+    Args:
+      threads: The native ids of threads that may wait for a core. If other programs have the cores, one of them waits
+        for a core, and the others wait for the interpreter lock, which it holds.
+    """
+
+    def __init__(self, threads: Iterable[int]) -> None:
+        self._seconds = {thread: _core_seconds(thread) for thread in threads}
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+
+    def cores(self) -> float:
+        """Returns the demand since this object was created, in cores; infinite if a thread wants a core now."""
+        cpu, wall = time.process_time() - self._cpu, time.perf_counter() - self._wall
+        if any(map(_is_runnable, self._seconds)):
+            return math.inf
+        wanted = sum(max(0.0, _core_seconds(thread) - before) for thread, before in self._seconds.items())
+        return max(cpu, wanted) / wall
+
+
+def _is_runnable(thread: int) -> bool:
+    """Returns whether a thread runs or waits for a core only; false if it is not known."""
+    return _read(thread, "stat").rpartition(b") ")[2].startswith(b"R")  # the name in parentheses may contain anything
+
+
+def _core_seconds(thread: int) -> float:
+    """Returns for how long a thread ran or waited for a core, up to its last sleep; 0 if it is not known."""
+    ran, queued, *_ = _read(thread, "schedstat").split() or (0, 0)
+    return (int(ran) + int(queued)) / 1e9
+
+
+def _read(thread: int, name: str) -> bytes:
+    """Reads what the system says about a thread; nothing if it does not say it.
+
+    A file object would release the interpreter lock twice as often, and wait for it each time.
+    """
     try:
-        with open(f"/proc/self/task/{thread}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2].startswith(b"R")  # the name in parentheses may contain anything
+        file = os.open(f"/proc/self/task/{thread}/{name}", os.O_RDONLY)
+        try:
+            return os.read(file, 4096)
+        finally:
+            os.close(file)
     except OSError:
-        return False
+        return b""
 
 
 class _OneRun:

@@ -62,7 +62,6 @@ class Clock:
     """Stands for the `time` module: what this process is busy with is the test's."""
 
     perf_counter = staticmethod(time.perf_counter)
-    thread_time = staticmethod(time.thread_time)
 
     def __init__(self, busy_until: float = float("inf")) -> None:
         self.asked = 0
@@ -77,7 +76,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("fedstack.executors.base.client_blocks.time", made)
+    monkeypatch.setattr("fedstack.executors.concurrency.measurements.time", made)
     return made
 
 
@@ -164,7 +163,7 @@ def test_clients_that_have_been_seen_to_wait_run_side_by_side_while_the_process_
     with locally():
         meet(list(range(AT_ONCE)))
         busy = Clock()  # with something else, such as the inputs of other clients
-        monkeypatch.setattr("fedstack.executors.base.client_blocks.time", busy)
+        monkeypatch.setattr("fedstack.executors.concurrency.measurements.time", busy)
         assert meet(list(range(AT_ONCE))) == list(range(AT_ONCE))
 
 
@@ -184,20 +183,22 @@ def test_clients_that_compute_never_run_on_more_threads_than_they_have_cores(
     assert running.most <= (cores or 2)
 
 
+@pytest.mark.parametrize("is_seen", [True, False], ids=["waiting for a core", "waiting for the interpreter lock"])
 def test_clients_that_compute_do_not_count_as_waiting_when_other_programs_have_the_cores(
-    clock: Clock, two_cores: None
+    clock: Clock, two_cores: None, monkeypatch: pytest.MonkeyPatch, is_seen: bool
 ) -> None:
     clock.busy_until = 0  # as if this process got no core
+    if not is_seen:
+        monkeypatch.setattr("fedstack.executors.concurrency.measurements._is_runnable", lambda thread: False)
 
     def compute() -> None:
-        end = time.monotonic() + 0.05
-        while time.monotonic() < end:
-            pass
+        end, deadline = time.monotonic() + 0.05, time.monotonic() + LIMIT_SECONDS
+        while time.monotonic() < end or clock.asked < 10:
+            assert time.monotonic() < deadline
 
     running = Running(compute)
     with locally():
         at_clients(running)(list(range(20)))
-    assert clock.asked >= 10
     assert running.most <= 2
 
 
