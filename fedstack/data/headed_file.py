@@ -68,19 +68,10 @@ class FileKind:
           DamagedStateError: If the header is damaged.
           ProgramStateError: If the file cannot be read, is of another kind, or of a newer format.
         """
-        try:
-            with open(path, "rb", buffering=0, opener=opened_at_once) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise ProgramStateError(
-                        f"Expected a {self.what} in {path}, found no regular file; remove it, or choose another folder"
-                    )
-                fields, start = self._read_head(file, path)
-                file.seek(start)
-                yield file, fields
-        except (FileNotFoundError, ProgramStateError):
-            raise
-        except OSError as error:
-            raise ProgramStateError(f"Cannot read the {self.what} {path}: {text_of(error)}; check the disk") from error
+        with opened_regular(path, self.what) as file:
+            fields, start = self._read_head(file, path)
+            file.seek(start)
+            yield file, fields
 
     def _read_head(self, file: IO[bytes], path: Path) -> tuple[Mapping[str, Any], int]:
         head = file.read(self._head_bytes)
@@ -108,21 +99,42 @@ class FileKind:
             raise self.damaged(path, "its end")
         return fields, start
 
-    def may_be(self, path: Path) -> bool:
-        """Returns whether a file is of this kind, or may have been before a crash, as far as its first bytes tell."""
-        try:
-            with open(path, "rb", buffering=0, opener=opened_at_once) as file:
-                found = file.read(len(self.magic))
-        except OSError:
-            return False
-        return self.magic.startswith(found) or not any(found)
-
     def damaged(self, path: Path, what: str) -> DamagedStateError:
         """Returns the error for a file of which a part is not as it was written."""
-        return DamagedStateError(
-            f"Expected the {self.what} {path} as it was written, found that {what} is damaged or missing, as after a "
-            "failure of the disk; remove the file, and load an older version"
-        )
+        return damaged(self.what, path, what)
+
+
+@contextlib.contextmanager
+def opened_regular(path: Path, what: str) -> Generator[IO[bytes], None, None]:
+    """Opens a regular file to read it.
+
+    Args:
+      path: The path of the file.
+      what: What it is, for messages.
+
+    Raises:
+      FileNotFoundError: If the file does not exist.
+      ProgramStateError: If it cannot be read, also in the block, or is no regular file.
+    """
+    try:
+        with open(path, "rb", buffering=0, opener=opened_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ProgramStateError(
+                    f"Expected a {what} in {path}, found no regular file; remove it, or choose another folder"
+                )
+            yield file
+    except (FileNotFoundError, ProgramStateError):
+        raise
+    except OSError as error:
+        raise ProgramStateError(f"Cannot read the {what} {path}: {text_of(error)}; check the disk") from error
+
+
+def damaged(what: str, path: Path, part: str) -> DamagedStateError:
+    """Returns the error for a file of which a part is not as it was written."""
+    return DamagedStateError(
+        f"Expected the {what} {path} as it was written, found that {part} is damaged or missing, as after a failure of "
+        "the disk; remove the file, and load an older version"
+    )
 
 
 def opened_at_once(path: str, flags: int) -> int:

@@ -1,8 +1,6 @@
 """Shards of clients' states, which are written once and never changed.
 
-The header of a shard's file has the layout of its records and the ids of its clients; the contents are the CRC-32 of
-each record, as `<u4`, and the records, from the next multiple of 64 bytes. Of the records of many clients only those
-that are needed are read.
+Of the records of many clients only those that are needed are read.
 """
 
 import contextlib
@@ -19,7 +17,15 @@ from numpy.typing import NDArray
 
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import RecordLayout, Records, RecordsOf, record_dtype
-from fedstack.data.headed_file import ALIGNMENT, FileKind, cannot_write, opened_at_once, removed_on_error, write_parts
+from fedstack.data.client_states.shard_head import WHAT, read_head, write_head
+from fedstack.data.headed_file import (
+    cannot_write,
+    damaged,
+    opened_at_once,
+    opened_regular,
+    removed_on_error,
+    write_parts,
+)
 from fedstack.errors import ProgramStateError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.synced_folders import sync_folder
@@ -32,7 +38,6 @@ _MOST_BYTES = 1 << 28
 # Large records are written in batches of this size, so that their files are synced together.
 _BATCH_BYTES = 16 << 20
 _SYNCS_AT_ONCE = 8
-_KIND = FileKind(b"FEDCLNTS", 1, "file of clients' states")
 
 
 class StateShard(Protocol):
@@ -132,20 +137,15 @@ class FileShard:
         Raises:
           ProgramStateError: If the file cannot be written. Then it does not exist, or is as it was.
         """
-        head = _KIND.head({"fields": layout.fields, "clients": ids_as_json(client_ids)})
         crcs = [zlib.crc32(records[row]) for row in range(len(records))]
-        checks = np.array(crcs, "<u4").tobytes()
-        padding = bytes(-len(checks) % ALIGNMENT)
+        head = write_head(layout.fields, client_ids, crcs)
         try:
             file = open(path, "xb" if is_new else "wb", buffering=0)  # noqa: SIM115 - must not be removed if it is there
             with removed_on_error(path), file:
-                write_parts(
-                    file, [head, checks, padding, memoryview(cast(Any, np.ascontiguousarray(records).reshape(-1)))]
-                )
+                write_parts(file, [head, memoryview(cast(Any, np.ascontiguousarray(records).reshape(-1)))])
         except OSError as error:
             raise cannot_write(path, error) from error
-        start = len(head) + len(checks) + len(padding)
-        return cls(path, client_ids, zlib.crc32(checks), layout.fields, layout.dtype.itemsize, crcs, start)
+        return cls(path, client_ids, _digest(crcs), layout.fields, layout.dtype.itemsize, crcs, len(head))
 
     @classmethod
     def opened(cls, path: Path, layout: RecordLayout | None) -> "FileShard":
@@ -160,18 +160,13 @@ class FileShard:
           InvalidValueError: If its records have another layout.
           ProgramStateError: If it is damaged, of another kind or of a newer format.
         """
-        with _KIND.open(path) as (file, fields):
-            if layout is not None:
-                layout.check(fields["fields"], str(path))
-            found: Sequence[Sequence[Any]] = fields["fields"] if layout is None else layout.fields
-            size = record_dtype(found).itemsize if layout is None else layout.dtype.itemsize
-            ids = ids_from_json(fields["clients"])
-            checks = file.read(4 * len(ids))
-            start = file.tell() + -len(checks) % ALIGNMENT
-            if os.fstat(file.fileno()).st_size != start + size * len(ids):
-                raise _KIND.damaged(path, "its end")
-        crcs = cast("list[int]", np.frombuffer(checks, "<u4").tolist())
-        return cls(path, ids, zlib.crc32(checks), found, size, crcs, start)
+        with opened_regular(path, WHAT) as file:
+            head = read_head(file, path)
+        if layout is not None:
+            layout.check(head.fields, str(path))
+        size = record_dtype(head.fields).itemsize if layout is None else layout.dtype.itemsize
+        fields = head.fields if layout is None else layout.fields
+        return cls(path, head.client_ids, _digest(head.crcs), fields, size, head.crcs, head.start)
 
     def sync(self) -> None:
         """Makes the content of the file survive a power failure, but not yet its name.
@@ -198,7 +193,7 @@ class FileShard:
             raise ProgramStateError(f"Cannot read {self.path}: {text_of(error)}; check the disk") from error
         for record, row in zip(found, cast("list[int]", rows.tolist())):
             if zlib.crc32(record) != self.crcs[row]:
-                raise _KIND.damaged(self.path, f"the state of the client {self.client_ids[row]!r}")
+                raise damaged(WHAT, self.path, f"the state of the client {self.client_ids[row]!r}")
         return found
 
     def _read(self, rows: "NDArray[np.intp]") -> Records:
@@ -214,19 +209,8 @@ class FileShard:
         return found
 
 
-def may_be_shard(path: Path) -> bool:
-    """Returns whether fedstack may have written a file; see `FileKind.may_be`."""
-    return _KIND.may_be(path)
-
-
-def ids_as_json(client_ids: Iterable[ClientId]) -> list[object]:
-    """Returns ids of clients as JSON."""
-    return [{"hex": one.hex()} if isinstance(one, bytes) else one for one in client_ids]
-
-
-def ids_from_json(found: Iterable[Any]) -> list[ClientId]:
-    """Returns the ids of clients that `ids_as_json` has returned as JSON."""
-    return [bytes.fromhex(cast("dict[str, str]", one)["hex"]) if isinstance(one, dict) else one for one in found]
+def _digest(crcs: Sequence[int]) -> int:
+    return zlib.crc32(np.array(crcs, "<u4").tobytes())
 
 
 def rows_of_a_file(layout: RecordLayout) -> int:

@@ -22,10 +22,10 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.data.client_states.record_layout import RecordLayout, Records, RecordsOf
+from fedstack.data.client_states.shard_head import ids_from_json
 from fedstack.data.client_states.state_shards import (
     SUFFIX,
     FileShard,
-    ids_from_json,
     remove_shards,
     rows_of_a_file,
     sync_shards,

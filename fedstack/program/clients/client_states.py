@@ -15,7 +15,8 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.containers import to_result
 from fedstack.data.client_seeds import ClientId, checked_ids
 from fedstack.data.client_states.record_layout import RecordLayout, Records
-from fedstack.data.client_states.state_shards import StateShard, ids_as_json, rows_of_a_batch
+from fedstack.data.client_states.shard_head import ids_as_json
+from fedstack.data.client_states.state_shards import StateShard, rows_of_a_batch
 from fedstack.errors import ContextError, InvalidValueError, ProgramStateError
 from fedstack.executors.stored.stored_results import ResultStore
 from fedstack.executors.survivors.client_failures import ClientFailure

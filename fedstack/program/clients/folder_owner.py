@@ -5,7 +5,8 @@ Both folders have the same id, which their copies keep. Folders from before ther
 
 from pathlib import Path
 
-from fedstack.data.client_states.state_shards import SUFFIX, may_be_shard
+from fedstack.data.client_states.shard_head import may_be_shard
+from fedstack.data.client_states.state_shards import SUFFIX
 from fedstack.data.folder_ids import read_id, write_id
 from fedstack.errors import ProgramStateError
 from fedstack.program.states.file_program_state_manager import FileProgramStateManager

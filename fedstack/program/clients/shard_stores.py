@@ -8,12 +8,12 @@ from typing import Protocol, TypeAlias
 
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import RecordLayout, RecordsOf
+from fedstack.data.client_states.shard_head import may_be_shard
 from fedstack.data.client_states.state_shards import (
     SUFFIX,
     FileShard,
     MemoryShard,
     StateShard,
-    may_be_shard,
     sync_shards,
     write_shards,
 )

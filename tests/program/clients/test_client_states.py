@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack import ClientStates
-from fedstack.data.client_states.record_layout import RecordLayout
 from fedstack.data.client_states.state_shards import FileShard
 from fedstack.errors import (
     ClosedError,
@@ -288,15 +287,6 @@ def test_a_disk_that_fails_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ProgramStateError, match="Cannot read"):
         states.get("client 1")
     manager.close()
-
-
-@pytest.mark.parametrize("rows", [[], [0], [3, 4, 5], [5, 4, 4, 3], [6, 0, 1, 2, 5]])
-def test_any_rows_of_a_shard_are_read_in_any_order(tmp_path: Path, rows: list[int]) -> None:
-    layout = RecordLayout.of(np.zeros(2, np.float32))
-    records = np.random.default_rng(0).integers(0, 255, (7, 8), dtype=np.uint8)
-    path = tmp_path / "0.states"
-    FileShard.written(path, layout, list(range(7)), records)
-    np.testing.assert_array_equal(FileShard.opened(path, layout).read(np.array(rows, np.intp)), records[rows])
 
 
 def test_a_state_whose_values_have_one_path_is_refused() -> None:

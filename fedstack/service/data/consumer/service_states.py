@@ -20,7 +20,7 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import RecordLayout, Records
-from fedstack.data.client_states.state_shards import ids_as_json
+from fedstack.data.client_states.shard_head import ids_as_json
 from fedstack.data.client_states.store_folders import ClientStateFolders, ids_in, stored_in
 from fedstack.errors import (
     CarrierError,
