@@ -16,15 +16,15 @@ from fedstack.foundations.after_fork import renew_after_fork
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-# A library, and its number of threads.
-_Setting: TypeAlias = tuple[Any, int]
+# What sets the number of threads of a library, and a number.
+_Setting: TypeAlias = tuple[Callable[[int], object], int]
 
 
 class _BlasLimit:
     """The limit on this process's BLAS threads, and the users of this limit."""
 
     def __init__(self) -> None:
-        self._libraries: list[Any] = []
+        self._libraries: list[tuple[Any, Callable[[int], object]]] = []
         self._modules = 0
         self._before: list[_Setting] = []
         self.renew()
@@ -44,13 +44,13 @@ class _BlasLimit:
         own: list[_Setting] = []
         with self._lock:
             self._users += 1
-            for library in self._found():
+            for library, set_threads in self._found():
                 threads = library.get_num_threads()
                 if threads is not None and threads > 1:
                     # With OpenMP, each thread has a setting of its own.
                     is_own = getattr(library, "threading_layer", "") == "openmp"
-                    (own if is_own else self._before).append((library, threads))
-                    _set(library, 1)
+                    (own if is_own else self._before).append((set_threads, threads))
+                    set_threads(1)
         return own
 
     def remove(self, own: list[_Setting]) -> None:
@@ -58,33 +58,28 @@ class _BlasLimit:
         with self._lock:
             self._users -= 1
             before = [] if self._users else self._before
-            for library, threads in [*own, *before]:
-                _set(library, threads)
+            for set_threads, threads in [*own, *before]:
+                set_threads(threads)
             before.clear()
 
-    def _found(self) -> list[Any]:
-        """Returns the BLAS libraries of this process. A library comes with an import."""
+    def _found(self) -> list[tuple[Any, Callable[[int], object]]]:
+        """Returns the BLAS libraries of this process, each with its setter. A library comes with an import."""
         if len(sys.modules) != self._modules:
             import threadpoolctl  # imported only when functions run, because it inspects every loaded library
 
             found: Any = threadpoolctl.ThreadpoolController().select(user_api="blas")
-            self._libraries = found.lib_controllers
+            self._libraries = [(library, _setter(library)) for library in found.lib_controllers]
             self._modules = len(sys.modules)
         return self._libraries
 
 
-def _set(library: Any, threads: int) -> None:
-    """Sets the number of threads of a library.
+def _setter(library: Any) -> Callable[[int], object]:
+    """Returns what sets the number of threads of a library.
 
-    threadpoolctl ignores all threads but the first one that sets it, because they could contradict each other. Here the
-    lock and the number of users prevent that.
+    threadpoolctl ignores all threads but the first one that sets it, because they could contradict each other, and asks
+    who that is for longer than it takes to set the number. Here the lock and the number of users prevent that.
     """
-    clear: Callable[..., None] | None = getattr(library, "clear_controlling_thread", None)  # older versions have none
-    if clear is not None:
-        clear(force=True)
-    library.set_num_threads(threads)
-    if clear is not None:
-        clear(force=True)
+    return getattr(library, "_real_set_num_threads", library.set_num_threads)  # older versions ask nobody
 
 
 _limit = _BlasLimit()
