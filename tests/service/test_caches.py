@@ -133,6 +133,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.leaves.compilations.compilations._now": (None, "threads that compile"),
     "computations.leaves.compilations.compilations._running": (None, "threads that run JAX functions"),
     "program.sources.table_data_source._sources": (None, "weakly: data sources of programs"),
+    "data.client_states.shard_head._DTYPES": (CONSTANT, "dtypes"),
     "program.states.state_file._TEXTS": (CONSTANT, "kinds of values"),
     "foundations.blas_threads._limit._before": (None, "BLAS libraries that are limited"),
     "foundations.blas_threads._limit._libraries": (None, "BLAS libraries of this process"),

@@ -37,7 +37,7 @@ _BEGINNING = f'{{"__metadata__":{{"{_MAGIC}":"'.encode()
 _CHECK_END = len(_BEGINNING) + len(_NO_CHECK)
 _LENGTH_BYTES = 8
 # What the lengths of headers begin with, as the next part begins at a multiple of `ALIGNMENT`.
-_LOW_BYTES = [bytes([low]) for low in range(256) if (low + _LENGTH_BYTES) % ALIGNMENT == 0]
+_LOW_BYTES = bytes(low for low in range(256) if (low + _LENGTH_BYTES) % ALIGNMENT == 0)
 # The names that safetensors has for dtypes.
 _DTYPES = {
     "|b1": "BOOL",
