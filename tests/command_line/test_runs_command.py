@@ -143,7 +143,7 @@ def flip(path: Path, place: int) -> None:
     [
         (lambda run: flip(run / "states" / "program_state_2", -64), r"program_state_2 .* its value is damaged"),
         (lambda run: max((run / "heads").glob("*.states")).unlink(), r"found no file .*heads.*\.states"),
-        (lambda run: os.truncate(max((run / "heads").glob("*.states")), 90), r"heads.* its (header|end) is damaged"),
+        (lambda run: os.truncate(max((run / "heads").glob("*.states")), 90), r"heads.* its beginning is damaged"),
         (lambda run: flip(max((run / "heads").glob("*.states")), -1), r"heads.* state of .* 'bob' is damaged"),
         (
             lambda run: os.replace(*(run / "heads" / f"0000000{one}.states" for one in (1, 0))),

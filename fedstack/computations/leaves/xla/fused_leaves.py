@@ -52,14 +52,16 @@ class _JaxFuser(Fuser):
         result = struct_of((None, made[one.step or 0][one.position]) for one in results)
         leaves = [cast("JaxLeaf | LoopedLeaf | GroupLeaf", step.operation) for step in steps]
         chained = [ChainedProgram(leaf.program, step.argument) for leaf, step in zip(leaves, steps)]
-        program = ProgramChain(chained, results)
+        used = {(one.step, one.position) for one in (*results, *(one for step in steps for one in step.argument))}
+        uses_all = used >= {(step, position) for step, some in enumerate(made) for position in range(len(some))}
+        program = ProgramChain(chained, results, uses_all=uses_all)
         if isinstance(leaves[0], GroupLeaf):
             lanes = max(leaf.lanes for leaf in leaves)
             groups = [
                 ChainedProgram(cast(GroupLeaf, leaf).group, step.argument, lanes // leaf.lanes)
                 for leaf, step in zip(leaves, steps)
             ]
-            return GroupLeaf(name, ProgramChain(groups, results), program, parameter, result, lanes)
+            return GroupLeaf(name, ProgramChain(groups, results, uses_all=uses_all), program, parameter, result, lanes)
         alone = JaxLeaf(program, name, parameter, result)
         if isinstance(leaves[0], LoopedLeaf):
             return LoopedLeaf(program, parameter, result, clients_at_once(parameter, result), alone)

@@ -1,4 +1,4 @@
-"""Runs compiled functions that read each other's results one after another."""
+"""Runs functions of arrays that read each other's results one after another."""
 
 from asyncio import CancelledError
 from collections.abc import Sequence
@@ -7,8 +7,11 @@ import attrs
 import numpy as np
 
 from fedstack.computations.leaves.bound_operation import FusedTensor, is_stopped
-from fedstack.computations.leaves.xla.jax_api import Traced, jax
-from fedstack.computations.leaves.xla.xla_program import ArrayProgram
+from fedstack.computations.leaves.xla.jax_api import Traced, jax, one_thread_device, results_of
+from fedstack.computations.leaves.xla.xla_program import ArrayProgram, CodeOfSizes, called
+
+# Programs take two or three milliseconds each to compile as one, and fewer calls would not make up for that.
+_LEAST_JOINED = 16
 
 
 @attrs.frozen(eq=False)
@@ -29,20 +32,33 @@ class ChainedProgram:
 class ProgramChain(ArrayProgram):
     """Runs programs one after another. What one returns and another one takes stays an array of JAX.
 
-    They are not compiled as one program, because XLA would compile each in another way than alone, even behind
-    barriers, and results would have other bits.
+    Few programs are compiled one by one. If XLA compiled them as one, results would have other bits, even with barriers
+    between them, because it would compile each in another way than alone. Many are compiled as one, each in the branch
+    of a conditional, where XLA compiles it as alone: a conditional takes 0.1 µs, a call of JAX 5 µs.
 
     Args:
       programs: The programs.
       results: Which of the arrays that they return are the results of the chain.
+      uses_all: Whether each of these arrays is a result or the argument of another program. XLA compiles a program
+        whose results are not all of use in another way.
     """
 
-    def __init__(self, programs: Sequence[ChainedProgram], results: Sequence[FusedTensor]) -> None:
+    def __init__(
+        self, programs: Sequence[ChainedProgram], results: Sequence[FusedTensor], *, uses_all: bool = False
+    ) -> None:
         self.name = programs[-1].program.name
         self.is_wide = any(one.program.is_wide for one in programs)
         self.can_loop = all(one.program.can_loop for one in programs)
         self._programs = programs
         self._results = results
+        joins = (
+            uses_all
+            and len(programs) >= _LEAST_JOINED
+            and one_thread_device() is not None
+            and self.can_loop
+            and all(one.slices == 1 and one.program.is_wide == self.is_wide for one in programs)
+        )
+        self._joined = CodeOfSizes(self._in_branches, self.name) if joins else None
 
     def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
         found: list[Sequence[Traced]] = []
@@ -52,6 +68,8 @@ class ProgramChain(ArrayProgram):
         return self._chosen(found)
 
     def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
+        if self._joined is not None:
+            return called(self._joined.of(), self.name, np.True_, *arguments, is_wide=self.is_wide)
         found: list[Sequence[Traced]] = []
         for one in self._programs:
             given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
@@ -72,8 +90,27 @@ class ProgramChain(ArrayProgram):
             _wait_for(found[-1])
         return self._chosen(found)
 
+    def _in_branches(self, is_true: Traced, *arguments: Traced) -> Sequence[Traced]:
+        found: list[Sequence[Traced]] = []
+        for one in self._programs:
+            given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
+            found.append(_in_branch(is_true, one.program, given))
+        return self._chosen(found)
+
     def _chosen(self, found: Sequence[Sequence[Traced]]) -> Sequence[Traced]:
         return [found[one.step or 0][one.position] for one in self._results]
+
+
+def _in_branch(is_true: Traced, program: ArrayProgram, arguments: Sequence[Traced]) -> Sequence[Traced]:
+    """Runs a program in the branch of a conditional, whose condition XLA does not know."""
+
+    def run(*given: Traced) -> list[Traced]:
+        return list(program.trace(given))
+
+    def skip(*_: Traced) -> list[Traced]:
+        return [jax().numpy.zeros(one.shape, one.dtype) for one in results_of(run, arguments)]
+
+    return jax().lax.cond(is_true, run, skip, *arguments)
 
 
 def _wait_for(arrays: Sequence[Traced]) -> None:

@@ -2,13 +2,18 @@
 
 import random
 
+import attrs
+import federated_language as fl
 import jax
 import numpy as np
 import pytest
 
 import fedstack
 from fedstack.computations.leaves.bound_operation import BoundOperation, stopped_by
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.computations.leaves.leaf_runtimes import load_leaf
+from fedstack.computations.leaves.xla import program_chain
+from fedstack.computations.leaves.xla.program_chain import ProgramChain
 from fedstack.computations.plan.fusing import fused
 from fedstack.computations.plan.interpreter import run_columns, run_once
 from fedstack.computations.plan.program import Join, Pick, Program, ProgramStep, Slot
@@ -49,8 +54,7 @@ def bits(payload) -> bytes:
     return np.asarray(payload).tobytes()
 
 
-def check(seed: int, size: int, clients: int) -> None:
-    program = drawn_program(seed, size)
+def check(program: Program, seed: int, size: int, clients: int) -> None:
     one = fused(program)
     assert len(one.steps) == 1
     values = np.random.default_rng(seed)
@@ -68,14 +72,72 @@ def check(seed: int, size: int, clients: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_drawn_functions_have_the_same_bits_fused_and_one_by_one(seed: int) -> None:
-    check(seed, 1, 7)
-    check(seed, 3000, 3)
+    check(drawn_program(seed, 1), seed, 1, 7)
+    check(drawn_program(seed, 3000), seed, 3000, 3)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [*range(4, 32), *(pytest.param(n, marks=pytest.mark.soak) for n in range(32, 100))])
 def test_many_drawn_functions_have_the_same_bits_fused_and_one_by_one(seed: int) -> None:
-    check(seed, 1 if seed % 2 else 3000, 5)
+    size = 1 if seed % 2 else 3000
+    check(drawn_program(seed, size), seed, size, 5)
+
+
+def check_joined(seed: int, size: int, clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks a chain that is compiled as one, as are long chains of which all results are used."""
+    monkeypatch.setattr(program_chain, "_LEAST_JOINED", 2)
+    program = drawn_program(seed, size)
+    joined: list[ProgramChain] = []
+    in_branches = ProgramChain._in_branches
+
+    def noting(self, *arguments):
+        joined.append(self)
+        return in_branches(self, *arguments)
+
+    monkeypatch.setattr(ProgramChain, "_in_branches", noting)
+    check(attrs.evolve(program, results=tuple(Slot(step.target) for step in program.steps)), seed, size, clients)
+    assert joined
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_functions_have_the_same_bits_compiled_as_one_and_one_by_one(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_joined(seed, 1, 7, monkeypatch)
+    check_joined(seed, 3000, 3, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [*range(4, 32), *(pytest.param(n, marks=pytest.mark.soak) for n in range(32, 200))])
+def test_many_drawn_functions_have_the_same_bits_compiled_as_one_and_one_by_one(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_joined(seed, 1 if seed % 2 else 3000, 5, monkeypatch)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(100, 1), (3, 3)])
+def test_a_long_chain_is_compiled_once(length: int, expected: int) -> None:
+    def step_of(number: int):
+        return fedstack.jax_computation(FLOAT)(lambda x: jax.numpy.sin(x) * number + 1)
+
+    steps = [step_of(number) for number in range(length)]
+
+    @fl.federated_computation(FLOAT)
+    def chain(x):
+        for step in steps:
+            x = step(x)
+        return x
+
+    with fedstack.create_sync_local_execution_context():
+        before = compilations.count
+        x = 0.5
+        found = chain(x)
+        assert compilations.count - before == expected
+        assert chain(x).tobytes() == found.tobytes()
+        assert compilations.count - before == expected
+        for step in steps:
+            x = step(x)
+    assert x.tobytes() == found.tobytes()
 
 
 def test_a_chain_whose_caller_is_cancelled_runs_no_further_function() -> None:
