@@ -1,4 +1,4 @@
-"""Runs functions of JAX: scalars, and rounds of federated averaging beside hand-written JAX on two threads."""
+"""Runs functions of JAX: scalars, chains, and rounds of federated averaging beside hand-written JAX on two threads."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedstack
-from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
+from benchmarks.harness import Effort, Floor, Measurement, compare, compare_with_all
 from benchmarks.scalars import measure_halves
 from benchmarks.stack import TwoThreads, running
 
@@ -20,10 +20,34 @@ _HIDDEN = 200
 
 
 def run(effort: Effort) -> Iterator[Measurement]:
-    """Measures scalars from a list and from an array, and rounds with a linear model and with a network."""
+    """Measures scalars from a list and from an array, a chain, and rounds with a linear model and with a network."""
     yield from measure_halves(fedstack.jax_computation(np.float32)(lambda x: x / 2), "JAX", effort)
+    yield _measure_chain(effort)
     for hidden in (0, _HIDDEN):
         yield from _measure_round(effort, hidden)
+
+
+def _measure_chain(effort: Effort) -> Measurement:
+    """Measures functions that follow each other, beside one that was fused by hand."""
+    count = effort.pick(20, 100, 100)
+    grow = fedstack.jax_computation(np.float32)(lambda x: x * 1.001 + 0.5)
+
+    @fl.federated_computation(np.float32)
+    def chain(x: Any) -> Any:
+        for _ in range(count):
+            x = grow(x)
+        return x
+
+    @fedstack.jax_computation(np.float32)
+    def fused(x: Any) -> Any:
+        for _ in range(count):
+            x = x * 1.001 + 0.5
+        return x
+
+    with running(None):
+        assert np.isclose(chain(1.0), fused(1.0))
+        name = f"{count} functions that follow each other, JAX"
+        return compare(name, lambda: fused(1.0), lambda: chain(1.0), effort, times=3, reach="≤ 3 × fused by hand")
 
 
 def _loss(model: Any, x: Any, y: Any) -> Any:
