@@ -5,13 +5,14 @@ language get the advice on known mistakes (`language_mistakes.py`), and errors o
 them. `python -X dev` shows all frames.
 """
 
+import builtins
 import inspect
 import os
 import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from fedstack.computations.types.language import SyncContext
 from fedstack.computations.types.language_mistakes import fix_of, note_fix
@@ -20,6 +21,7 @@ from fedstack.foundations.traceback_filter import error_chain, users_traceback, 
 
 _LANGUAGE = os.path.join(os.path.dirname(os.path.dirname(inspect.getfile(SyncContext))), "")  # federated_language/
 _LANGUAGE_NAME = "federated_language"
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.10 has none
 
 
 def explain_uncaught_errors() -> None:
@@ -80,6 +82,10 @@ class _ExplainingThreadHook:
 def _explained(error: BaseException, trace: TracebackType | None) -> tuple[TracebackType | None, str | None]:
     """Adds a note to an error that is not caught; returns the traceback to show, and the note."""
     try:
+        if isinstance(error, _GROUP):  # as of a task group
+            for one in cast("tuple[BaseException, ...]", cast(Any, error).exceptions):
+                one.__traceback__, _ = _explained(one, one.__traceback__)
+            return trace, None
         return _shown(error) if isinstance(error, FedstackError) else _advised(error, trace)
     except Exception:  # whatever the methods of a user's exception class do, the error is shown
         return trace, None

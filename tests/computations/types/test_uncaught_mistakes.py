@@ -90,6 +90,24 @@ def test_an_error_that_ends_a_thread_leads_to_its_paragraph() -> None:
     assert {os.path.basename(file) for file in files} <= {"<string>", "threading.py"}, "no frames of fedstack"
 
 
+if sys.version_info >= (3, 11):  # before, there are no groups
+
+    def test_each_error_of_a_group_leads_to_its_paragraph() -> None:
+        end = """
+import asyncio
+async def main():
+    with fedstack.create_async_local_execution_context() as context, fedstack.use_context(context):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.wait_for(fail(1), 60))
+            tasks.create_task(asyncio.sleep(60))
+asyncio.run(main())
+"""
+        shown = with_errors(end)
+        assert shown.count(f"{PAGE}LeafError") == 1
+        assert "ExceptionGroup" in shown
+        assert f"{os.path.dirname(fedstack.__file__)}{os.sep}" not in shown, "the frames of the user only"
+
+
 def test_another_error_that_ends_a_thread_is_shown_as_it_is() -> None:
     found = with_errors("import threading\nthreading.Thread(target=lambda: 1 // 0).start()")
     assert found.endswith("by zero")
