@@ -217,6 +217,8 @@ async def cancelling_the_last_waiter_cancels_the_node(subject: ExecutorSubject) 
     called = await subject.call(executor, held.computation, 3)
     waiters = [asyncio.create_task(called.compute()) for _ in range(2)]
     await until_set(held.started, *waiters)
+    # On a remote executor, the call of the second waiter is sent before this call. Otherwise it may start a new run.
+    expect_same(await (await executor.create_value(np.int32(4), np.int32)).compute(), np.int32(4))
     for waiter in waiters:
         waiter.cancel()
     await asyncio.wait(waiters, timeout=LIMIT_SECONDS)
