@@ -41,6 +41,15 @@ class Compilations:
         """The function that this thread runs; empty if there is none."""
         return self._running.get(threading.get_ident(), "")
 
+    @property
+    def running(self) -> int:
+        """The number of threads that run functions."""
+        return len(self._running)
+
+    def runs(self, thread: int) -> bool:
+        """Returns whether a thread runs a function."""
+        return thread in self._running
+
     def begin(self) -> None:
         """Records that this thread compiles its function. Call `end` or `leave` later."""
         self._now[threading.get_ident()] = self.function

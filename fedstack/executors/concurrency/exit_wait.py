@@ -13,6 +13,7 @@ import sys
 import threading
 from types import FrameType
 
+from fedstack.computations.leaves.compilations import compilations
 from fedstack.executors.concurrency.thread_pool import THREAD_NAME, open_pools
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
@@ -26,11 +27,13 @@ _POLL_SECONDS = 0.01
 
 
 def _running() -> int:
-    """Returns the number of threads that run functions of users."""
+    """Returns the number of threads that run functions of users, which have no frame if they are compiled."""
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
     try:
-        return sum(thread in ours and _runs_function(frame) for thread, frame in frames.items())
+        return sum(
+            thread in ours and (compilations.runs(thread) or _runs_function(frame)) for thread, frame in frames.items()
+        )
     finally:
         del frames  # breaks a reference cycle: this frame is among them
 

@@ -205,7 +205,9 @@ def needs_values() -> tuple[type[Exception], ...]:
 
 
 def without_frames(error: BaseException) -> None:
-    """Removes the frames of JAX itself from the traceback of an error, as JAX does when it raises errors."""
+    """Removes the frames of JAX itself from the traceback of an error, as JAX does, and what JAX says about that."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    notes[:] = [note for note in notes if "JAX has removed its internal frames" not in note]
     error.__traceback__ = without_frames_in(os.path.dirname(jax().__file__), error.__traceback__)
 
 

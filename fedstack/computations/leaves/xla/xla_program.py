@@ -1,14 +1,19 @@
 """Compiles functions of arrays, and runs them once or in a compiled loop over several clients."""
 
 import abc
+import contextlib
 import functools
+import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from asyncio import CancelledError
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.leaves.bound_operation import is_stopped
 from fedstack.computations.leaves.compilations import compilations
 from fedstack.computations.leaves.xla.argument_memory import call_memory
 from fedstack.computations.leaves.xla.jax_api import (
@@ -21,12 +26,17 @@ from fedstack.computations.leaves.xla.jax_api import (
     results_of,
     shaped,
     with_wide_types,
+    without_frames,
 )
 from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.foundations.deadline import Deadline
 
 _logger = logging.getLogger(__name__)
 # For how many sizes of its arguments a program keeps compiled code.
 _MOST_SIZES = 64
+# What XLA's error says if there is not enough memory for a function.
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+_POLL_SECONDS = 0.001
 # An operation uses one thread, because several clients run at the same time.
 _OPTIONS = {"xla_cpu_multi_thread_eigen": False}
 
@@ -97,8 +107,28 @@ def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool)
 
     Raises:
       InvalidComputationError: If JAX traces the caller.
+      MemoryError: If there is not enough memory, even while no other function runs.
     """
     check_process()
+    _shortage.wait()
+    try:
+        return _called(function, name, arguments, is_wide)
+    except Exception as error:
+        if _OUT_OF_MEMORY not in str(error):
+            raise
+    with _shortage.alone():
+        try:
+            return _called(function, name, arguments, is_wide)
+        except Exception as error:
+            if _OUT_OF_MEMORY not in str(error):
+                raise
+            found = str(error).partition(_OUT_OF_MEMORY)[2]
+            raise MemoryError(
+                f"{found.lstrip(': ')} Let clients use smaller batches, or run fewer processes on this machine"
+            ) from error
+
+
+def _called(function: FlatFunction, name: str, arguments: Sequence[object], is_wide: bool) -> Sequence[Traced]:
     compilations.enter(name)
     try:
         found = call_memory.aligned(arguments)
@@ -107,6 +137,7 @@ def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool)
         with with_wide_types():
             return function(*found)
     except Exception as error:
+        without_frames(error)
         if not is_tracing(()):
             raise
         raise InvalidComputationError(
@@ -115,6 +146,41 @@ def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool)
         ) from error
     finally:
         compilations.leave()
+
+
+class _Shortage:
+    """Lets a function that ran out of memory run again while no other one runs.
+
+    Fewer functions run at once then, but each for the same group of clients as before, so that its results keep their
+    bits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Waits while a function runs alone."""
+        if self._lock.locked():
+            with self._lock:
+                pass
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None, None, None]:
+        """Waits until no function runs, and lets none begin during the block.
+
+        Raises:
+          CancelledError: If nobody waits for the function any more.
+        """
+        with self._lock:
+            for _ in Deadline().attempts_blocking(itertools.repeat(_POLL_SECONDS)):
+                if is_stopped():
+                    raise CancelledError
+                if not compilations.running:
+                    break
+            yield
+
+
+_shortage = _Shortage()
 
 
 class CodeOfSizes:
