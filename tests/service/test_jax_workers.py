@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from await_until import await_until
+from serving import served
 
 import fedstack
 from fedstack.computations.leaves.compilations import compilations
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import portable
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, FedstackError
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service import ExecutorService
@@ -287,3 +289,33 @@ def test_a_server_that_strangers_can_call_accepts_no_exports(facts, accepts) -> 
     service.attach(ServerFacts(**facts))
     assert service._core.policy.jax_exports is accepts
     assert service._core.admission.policy.jax_exports is accepts
+
+
+def test_a_server_stops_while_a_compiled_function_still_runs() -> None:
+    @fedstack.jax_computation(FLOAT)
+    def slow(x):
+        matrix = jnp.ones((500, 500)) * x
+        return jax.lax.fori_loop(0, 100, lambda i, v: jnp.tanh(v @ matrix), matrix).sum()
+
+    @fl.federated_computation(fl.FederatedType(FLOAT, fl.CLIENTS))
+    def total(x):
+        return fl.federated_sum(fl.federated_map(slow, x))
+
+    counts = ProgressCounts()
+    policy = fedstack.RetryPolicy(attempts=1)
+    with served("--grace-seconds", 0.1) as server:
+        context = fedstack.create_sync_remote_execution_context(
+            server.target, progress=lambda _: contextlib.nullcontext(counts), retry_policy=policy
+        )
+
+        def call() -> None:
+            with context, fedstack.use_context(context), pytest.raises(FedstackError):
+                total([1.0] * 1000)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        await_until(lambda: any(one.function == "slow" for one in counts.work()))
+        server.process.terminate()
+        _, errors = server.process.communicate(timeout=60)
+        assert (server.process.returncode, "Aborted" in errors) == (0, False), errors
+        caller.join()

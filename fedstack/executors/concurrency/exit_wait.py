@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import os
 import sys
 import threading
 from types import FrameType
@@ -18,12 +19,18 @@ from fedstack.executors.concurrency.thread_pool import THREAD_NAME, open_pools
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import is_of_user
+from fedstack.observe.observers import observers
 
 _logger = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "jaxlib")
 _MOST_SECONDS = 10.0
 _SILENT_SECONDS = 1.0
 _POLL_SECONDS = 0.01
+
+
+def _can_abort() -> bool:
+    """Returns whether a function that runs may be one of a C++ library."""
+    return any(library in sys.modules for library in _LIBRARIES)
 
 
 def _running() -> int:
@@ -47,7 +54,7 @@ def _runs_function(frame: FrameType | None) -> bool:
 @atexit.register
 def wait_for_functions() -> None:
     """Waits until no function runs, if that can abort the process, for at most ten seconds. Ctrl-C ends the wait."""
-    if not any(library in sys.modules for library in _LIBRARIES):
+    if not _can_abort():
         return
     for pool in open_pools():
         pool.drop_jobs()
@@ -66,5 +73,14 @@ def wait_for_functions() -> None:
 
 
 def end_at_once() -> None:
-    """Lets this process end without the wait, for servers, which have waited before."""
+    """Lets this process end without the wait, for servers, which have waited before. They end with status 0."""
     atexit.unregister(wait_for_functions)
+    atexit.register(_end_beside_functions)
+
+
+def _end_beside_functions() -> None:
+    """Ends this process if functions still run, before Python ends their threads."""
+    if _can_abort() and _running():
+        observers.flush()  # as what comes after this
+        logging.shutdown()
+        os._exit(0)
