@@ -119,14 +119,18 @@ def opened_regular(path: Path, what: str) -> Generator[IO[bytes], None, None]:
     try:
         with open(path, "rb", buffering=0, opener=opened_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ProgramStateError(
-                    f"Expected a {what} in {path}, found no regular file; remove it, or choose another folder"
-                )
+                raise _not_regular(path, what)
             yield file
     except (FileNotFoundError, ProgramStateError):
         raise
     except OSError as error:
+        if path.is_dir():
+            raise _not_regular(path, what) from error
         raise ProgramStateError(f"Cannot read the {what} {path}: {text_of(error)}; check the disk") from error
+
+
+def _not_regular(path: Path, what: str) -> ProgramStateError:
+    return ProgramStateError(f"Expected a {what} in {path}, found no regular file; remove it, or choose another folder")
 
 
 def damaged(what: str, path: Path, part: str) -> DamagedStateError:

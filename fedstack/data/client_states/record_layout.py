@@ -165,7 +165,7 @@ def _type_of(like: object) -> Type:
 def _no_state(found: object, path: str) -> InvalidValueError:
     return InvalidValueError(
         f"Expected numbers, arrays of numbers and structures of them as the state of a client, found {describe(found)} "
-        f"at {path}; convert it to an array of fixed shape"
+        f"at {path}; convert it to an array of fixed shape, of a dtype such as float32"
     )
 
 

@@ -3,7 +3,7 @@
 | part | content |
 | --- | --- |
 | 8 bytes | the length of the header, little-endian |
-| header | JSON: metadata, with a CRC-32 of header and ids, and the layout of the records; the tensors; spaces |
+| header | JSON: metadata, with a CRC-32 of the header and the layout of the records; the tensors; spaces |
 | `client_ids` | the ids of the clients as JSON; spaces |
 | `crc32` | `<u4[clients]`, the CRC-32 of each record |
 | `states` | a record for each client, from a multiple of 64 bytes |
@@ -14,7 +14,10 @@ of shape `[clients, *shape]` if a state is one tensor, otherwise `[clients, elem
 
 import json
 import math
+import operator
 import os
+import re
+import stat
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,7 +30,7 @@ from fedstack._version import __version__
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.record_layout import record_dtype
 from fedstack.data.headed_file import ALIGNMENT, damaged, opened_at_once
-from fedstack.errors import ProgramStateError
+from fedstack.errors import InvalidValueError, ProgramStateError
 
 WHAT = "file of clients' states"
 _FORMAT = "2"
@@ -36,6 +39,11 @@ _MAGIC, _NO_CHECK = "fedstack client states", "00000000"
 _BEGINNING = f'{{"__metadata__":{{"{_MAGIC}":"'.encode()
 _CHECK_END = len(_BEGINNING) + len(_NO_CHECK)
 _LENGTH_BYTES = 8
+_MOST_WRONG = 4
+_MOST_BITS = 14_000  # of a number that Python writes as text
+_BEFORE = "client_ids", "crc32"
+# Files of a program have numbers, those of workers what tells the call, the clients and the attempt.
+_NAME = re.compile("[0-9]{8,}|[0-9a-f]+(-[0-9a-f]+)+")
 # What the lengths of headers begin with, as the next part begins at a multiple of `ALIGNMENT`.
 _LOW_BYTES = bytes(low for low in range(256) if (low + _LENGTH_BYTES) % ALIGNMENT == 0)
 # The names that safetensors has for dtypes.
@@ -64,12 +72,14 @@ class ShardHead:
       fields: The layout of the records; see `RecordLayout`.
       client_ids: The clients, in the order of their records.
       crcs: The CRC-32 of each record.
+      digest: The CRC-32 of the whole head.
       start: The position of the first record in the file.
     """
 
     fields: Sequence[Sequence[Any]]
     client_ids: Sequence[ClientId]
     crcs: Sequence[int]
+    digest: int
     start: int
 
 
@@ -80,12 +90,14 @@ def write_head(fields: Sequence[Sequence[Any]], client_ids: Sequence[ClientId], 
       fields: The layout of the records; see `RecordLayout`.
       client_ids: The clients.
       crcs: The CRC-32 of the record of each.
+
+    Raises:
+      InvalidValueError: If an id is too long.
     """
-    checks = np.array(crcs, "<u4").tobytes()
-    ids = json.dumps(ids_as_json(client_ids)).encode()
+    ids, checks = json.dumps(ids_as_json(client_ids)).encode(), np.array(crcs, "<u4").tobytes()
     ids += b" " * (-(len(ids) + len(checks)) % ALIGNMENT)
     metadata = {_MAGIC: _NO_CHECK, "format": _FORMAT, "fedstack": __version__, "fields": json.dumps(fields)}
-    header, end = dict[str, object](__metadata__=metadata), 0
+    header, end = dict[str, object](__metadata__={**metadata, "crc32 of client_ids": str(zlib.crc32(ids))}), 0
     for name, (dtype, shape, size) in {
         "client_ids": ("U8", [len(ids)], len(ids)),
         "crc32": ("U32", [len(crcs)], len(checks)),
@@ -96,7 +108,7 @@ def write_head(fields: Sequence[Sequence[Any]], client_ids: Sequence[ClientId], 
     content = json.dumps(header, separators=(",", ":")).encode()
     content += b" " * (-(_LENGTH_BYTES + len(content)) % ALIGNMENT)
     length = len(content).to_bytes(_LENGTH_BYTES, "little")
-    return length + _BEGINNING + _check_of(length, content, ids) + content[_CHECK_END:] + ids + checks
+    return length + _BEGINNING + _check_of(length, content) + content[_CHECK_END:] + ids + checks
 
 
 def read_head(file: IO[bytes], path: Path) -> ShardHead:
@@ -113,48 +125,59 @@ def read_head(file: IO[bytes], path: Path) -> ShardHead:
             "that wrote it, or choose another folder"
         )
     count = int.from_bytes(length, "little")
-    content = file.read(count if count <= size else len(_BEGINNING))  # a damaged length may be huge
+    content = file.read(max(count, _CHECK_END) if count <= size else _CHECK_END)  # a damaged length may be huge
     if not _may_begin(length + content):
         raise ProgramStateError(
             f"Expected a {WHAT} of fedstack in {path}, found another kind of file; remove it, or choose another folder"
         )
-    if len(content) != count or count < _CHECK_END:
+    if len(content) != count:
         raise damaged(WHAT, path, "its beginning")
-    try:
-        header = json.loads(content)
-        ids = file.read(min(header["client_ids"]["data_offsets"][1], size))
-        if content[len(_BEGINNING) : _CHECK_END] != _check_of(length, content, ids):
-            raise ValueError("another check sum")
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise damaged(WHAT, path, "its header") from error
+    if not content.startswith(_BEGINNING) or content[len(_BEGINNING) : _CHECK_END] != _check_of(length, content):
+        raise damaged(WHAT, path, "its header")
+    header = json.loads(content)
     metadata = header["__metadata__"]
     if metadata["format"] != _FORMAT:
         raise ProgramStateError(
             f"Expected format {_FORMAT} in the {WHAT} {path}, found format {metadata['format']}, which fedstack "
             f"{metadata['fedstack']} wrote; use that version or a newer one"
         )
+    ids, checks = [file.read(end - begin) for begin, end in (header[name]["data_offsets"] for name in _BEFORE)]
+    if str(zlib.crc32(ids)) != metadata["crc32 of client_ids"]:
+        raise damaged(WHAT, path, "the ids of its clients")
     begin, end = header["states"]["data_offsets"]
-    checks = file.read(begin - header["crc32"]["data_offsets"][0])
     if size != _LENGTH_BYTES + count + end:
         raise damaged(WHAT, path, "its end")
     crcs = cast("list[int]", np.frombuffer(checks, "<u4").tolist())
+    digest = zlib.crc32(length + content + ids + checks)
     return ShardHead(
-        json.loads(metadata["fields"]), ids_from_json(json.loads(ids)), crcs, _LENGTH_BYTES + count + begin
+        json.loads(metadata["fields"]), ids_from_json(json.loads(ids)), crcs, digest, _LENGTH_BYTES + count + begin
     )
 
 
 def may_be_shard(path: Path) -> bool:
-    """Returns whether fedstack may have written a file, perhaps before a crash, as far as its first bytes tell."""
+    """Returns whether fedstack may have written a file, perhaps before a crash, as its name and beginning tell."""
+    if not _NAME.fullmatch(path.stem) or path.is_symlink():
+        return False
     try:
         with open(path, "rb", buffering=0, opener=opened_at_once) as file:
-            return _may_begin(file.read(_LENGTH_BYTES + len(_BEGINNING)))
+            is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return is_regular and _may_begin(file.read(_LENGTH_BYTES + len(_BEGINNING)))
     except OSError:
         return False
 
 
 def ids_as_json(client_ids: Iterable[ClientId]) -> list[object]:
-    """Returns ids of clients as JSON."""
-    return [{"hex": one.hex()} if isinstance(one, bytes) else one for one in client_ids]
+    """Returns ids of clients as JSON.
+
+    Raises:
+      InvalidValueError: If an id is too long a number.
+    """
+    found = [{"hex": one.hex()} if isinstance(one, bytes) else one for one in client_ids]
+    if any(isinstance(one, int) and one.bit_length() > _MOST_BITS for one in found):
+        raise InvalidValueError(
+            f"Expected whole numbers of at most {_MOST_BITS} bits as ids of clients, found a larger one; use strings"
+        )
+    return cast("list[object]", found)
 
 
 def ids_from_json(found: Iterable[Any]) -> list[ClientId]:
@@ -163,15 +186,21 @@ def ids_from_json(found: Iterable[Any]) -> list[ClientId]:
 
 
 def _may_begin(content: bytes) -> bool:
-    """Returns whether a file with this beginning may be a shard. After a crash, bytes may be missing or zero."""
+    """Returns whether a file with this beginning may be a shard.
+
+    After a crash, bytes may be missing or zero. A few others may be wrong, as after a failure of the disk.
+    """
     length, beginning = content[:_LENGTH_BYTES], content[_LENGTH_BYTES:][: len(_BEGINNING)]
-    is_length = length[:1] in _LOW_BYTES and not any(length[5:])
-    return (is_length and _BEGINNING.startswith(beginning)) or not any(content)
+    if len(beginning) == len(_BEGINNING):
+        is_shard = sum(map(operator.ne, beginning, _BEGINNING)) <= _MOST_WRONG
+    else:
+        is_shard = length[:1] in _LOW_BYTES and not any(length[5:]) and _BEGINNING.startswith(beginning)
+    return is_shard or not any(content[: _LENGTH_BYTES + len(_BEGINNING)])
 
 
-def _check_of(length: bytes, content: bytes, ids: bytes) -> bytes:
-    """Returns the digits of the CRC-32 of a head, which does not count the digits that are in the header."""
-    return b"%08x" % zlib.crc32(ids, zlib.crc32(content[_CHECK_END:], zlib.crc32(_BEGINNING, zlib.crc32(length))))
+def _check_of(length: bytes, content: bytes) -> bytes:
+    """Returns the digits of the CRC-32 of a header, which does not count the digits that are in it."""
+    return b"%08x" % zlib.crc32(content[_CHECK_END:], zlib.crc32(_BEGINNING, zlib.crc32(length)))
 
 
 def _tensor_of(fields: Sequence[Sequence[Any]], clients: int) -> tuple[str, list[int], int]:

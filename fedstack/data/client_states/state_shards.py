@@ -145,7 +145,7 @@ class FileShard:
                 write_parts(file, [head, memoryview(cast(Any, np.ascontiguousarray(records).reshape(-1)))])
         except OSError as error:
             raise cannot_write(path, error) from error
-        return cls(path, client_ids, _digest(crcs), layout.fields, layout.dtype.itemsize, crcs, len(head))
+        return cls(path, client_ids, zlib.crc32(head), layout.fields, layout.dtype.itemsize, crcs, len(head))
 
     @classmethod
     def opened(cls, path: Path, layout: RecordLayout | None) -> "FileShard":
@@ -166,7 +166,7 @@ class FileShard:
             layout.check(head.fields, str(path))
         size = record_dtype(head.fields).itemsize if layout is None else layout.dtype.itemsize
         fields = head.fields if layout is None else layout.fields
-        return cls(path, head.client_ids, _digest(head.crcs), fields, size, head.crcs, head.start)
+        return cls(path, head.client_ids, head.digest, fields, size, head.crcs, head.start)
 
     def sync(self) -> None:
         """Makes the content of the file survive a power failure, but not yet its name.
@@ -207,10 +207,6 @@ class FileShard:
                 while done < len(part) and (count := cast(int, file.readinto(part[done:]))):
                     done += count
         return found
-
-
-def _digest(crcs: Sequence[int]) -> int:
-    return zlib.crc32(np.array(crcs, "<u4").tobytes())
 
 
 def rows_of_a_file(layout: RecordLayout) -> int:

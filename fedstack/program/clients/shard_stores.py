@@ -179,15 +179,27 @@ class FolderStore:
         """Adds records; see `ShardStore.add`."""
         self._take()
         if self._free is None:
-            stems = [path.stem for path in self._folder.glob(f"*{SUFFIX}")]
-            self._free = max((int(stem) + 1 for stem in stems if stem.isascii() and stem.isdecimal()), default=0)
+            self._free = self._first_free()
         first = max(number, self._free)
-        shards = write_shards(
-            self._layout, client_ids, records, lambda index: self._folder / f"{first + index:08d}{SUFFIX}"
-        )
+
+        def path_at(index: int) -> Path:
+            return self._folder / f"{first + index:08d}{SUFFIX}"
+
+        try:
+            shards = write_shards(self._layout, client_ids, records, path_at)
+        except ProgramStateError as error:
+            if not isinstance(error.__cause__, FileExistsError):
+                raise
+            first = max(number, self._first_free())  # somebody has put a file there
+            shards = write_shards(self._layout, client_ids, records, path_at)
         self._free = first + len(shards)
         self._unsynced.update((shard.name, shard) for shard in shards)
         return shards
+
+    def _first_free(self) -> int:
+        """Returns the number from which on no file has a name."""
+        stems = [path.stem for path in self._folder.glob(f"*{SUFFIX}")]
+        return max((int(stem) + 1 for stem in stems if stem.isascii() and stem.isdecimal()), default=0)
 
     def find(self, found: Iterable[tuple[str, int]]) -> Sequence[StateShard]:
         """Returns shards by their names and digests; see `ShardStore.find`."""

@@ -204,6 +204,51 @@ def test_older_states_that_are_copied_over_newer_ones_are_found(tmp_path: Path) 
         asyncio.run(states.at(3))
 
 
+def test_files_with_the_same_states_of_other_clients_are_told_from_each_other(tmp_path: Path) -> None:
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    for number, ids in enumerate((["a", "b"], ["c", "d"]), 1):
+        states.update(ids, [FIRST + 1] * 2)
+        asyncio.run(manager.save(number, number))
+    manager.close()
+    first, second = [tmp_path / "controls" / name for name in names(tmp_path)]
+    first.write_bytes(second.read_bytes())
+    manager, _ = in_folder(tmp_path)
+    with pytest.raises(ProgramStateError, match=r"found others, as after a copy from elsewhere"):
+        asyncio.run(manager.load(2, 0))
+    manager.close()
+
+
+def test_updates_go_on_beside_a_file_that_somebody_puts_into_the_folder(tmp_path: Path) -> None:
+    manager, states = in_folder(tmp_path)
+    asyncio.run(manager.load_latest(0))
+    states.update(["a"], [FIRST + 1])
+    asyncio.run(manager.save(1, 1))
+    for name in ("00000001.states", "00000003.states", "my own.states"):
+        (tmp_path / "controls" / name).write_text("precious")
+    for number in (2, 3, 4):
+        states.update(["a"], [FIRST + number])
+        asyncio.run(manager.save(number, number))
+    assert float(states.get("a")[0]) == 4.0
+    assert {"00000001.states", "00000003.states", "my own.states"} < set(names(tmp_path))
+    assert (tmp_path / "controls" / "00000001.states").read_text() == "precious"
+    manager.close()
+
+
+def test_files_that_end_like_those_of_fedstack_stay_where_they_are(tmp_path: Path) -> None:
+    manager, states = in_folder(tmp_path, keep_total=1, keep_first=False)
+    asyncio.run(manager.load_latest(0))
+    for number in (1, 2, 3):
+        states.update(["a"], [FIRST + number])
+        asyncio.run(manager.save(number, number))
+        if number == 1:
+            shutil.copy(tmp_path / "controls" / names(tmp_path)[0], tmp_path / "controls" / "my copy.states")
+            (tmp_path / "controls" / "empty.states").touch()
+            (tmp_path / "controls" / "raw zeros.states").write_bytes(bytes(1000))
+    assert set(names(tmp_path)) > {"my copy.states", "empty.states", "raw zeros.states"}
+    manager.close()
+
+
 def test_states_of_a_program_that_is_closed_are_not_updated(tmp_path: Path) -> None:
     manager, states = in_folder(tmp_path)
     asyncio.run(manager.load_latest(0))

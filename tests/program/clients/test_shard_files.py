@@ -1,6 +1,7 @@
 """Files of clients' states: in the format of safetensors, read in any order, and refused if they are damaged."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from fedstack.data.client_states.record_layout import RecordLayout
 from fedstack.data.client_states.shard_head import may_be_shard
 from fedstack.data.client_states.state_shards import FileShard
 from fedstack.data.headed_file import DamagedStateError
-from fedstack.errors import ProgramStateError
+from fedstack.errors import InvalidValueError, ProgramStateError
 
 IDS = ["a", b"\x00\xff", 3]
+NAME = "00000000.states"
 
 dtypes = st.sampled_from(["?", "i1", "u2", "f2", "i4", "f4", "u8", "f8", "c8", ml_dtypes.bfloat16])
 tensors = st.builds(np.zeros, st.lists(st.integers(0, 3), max_size=3).map(tuple), dtypes)
@@ -37,7 +39,7 @@ def written(path: Path, like: object, ids: list) -> tuple[RecordLayout, np.ndarr
 @given(structures, st.lists(ids_of_clients, unique=True))
 def test_files_are_read_by_safetensors_and_by_fedstack(like: object, ids: list) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "0.states"
+        path = Path(folder) / NAME
         layout, records = written(path, like, ids)
         found = safetensors.numpy.load_file(path)
         with safetensors.safe_open(path, "np") as file:
@@ -63,20 +65,20 @@ def test_files_are_read_by_safetensors_and_by_fedstack(like: object, ids: list) 
     ],
 )
 def test_states_of_one_dtype_are_an_array_of_it(tmp_path: Path, like: object, shape: tuple, dtype: type) -> None:
-    written(tmp_path / "0.states", like, IDS)
-    found = safetensors.numpy.load_file(tmp_path / "0.states")["states"]
+    written(tmp_path / NAME, like, IDS)
+    found = safetensors.numpy.load_file(tmp_path / NAME)["states"]
     assert (found.shape, found.dtype) == (shape, dtype)
 
 
 @pytest.mark.parametrize("rows", [[], [0], [3, 4, 5], [5, 4, 4, 3], [6, 0, 1, 2, 5]])
 def test_any_rows_of_a_shard_are_read_in_any_order(tmp_path: Path, rows: list[int]) -> None:
-    layout, records = written(tmp_path / "0.states", np.zeros(2, np.float32), list(range(7)))
-    shard = FileShard.opened(tmp_path / "0.states", layout)
+    layout, records = written(tmp_path / NAME, np.zeros(2, np.float32), list(range(7)))
+    shard = FileShard.opened(tmp_path / NAME, layout)
     np.testing.assert_array_equal(shard.read(np.array(rows, np.intp)), records[rows])
 
 
 def test_a_file_with_any_other_bit_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "0.states"
+    path = tmp_path / NAME
     _, records = written(path, np.zeros(2, np.float32), IDS)
     content, digest = path.read_bytes(), FileShard.opened(path, None).digest
     for place in range(len(content) - records.nbytes):
@@ -86,12 +88,12 @@ def test_a_file_with_any_other_bit_is_refused(tmp_path: Path) -> None:
             path.write_bytes(changed)
             try:
                 assert FileShard.opened(path, None).digest != digest  # which the state of the program has
-            except ProgramStateError as error:
-                assert isinstance(error, DamagedStateError) or "another kind of file" in str(error)
+            except DamagedStateError:
+                assert may_be_shard(path)
 
 
 def test_a_file_of_any_other_length_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "0.states"
+    path = tmp_path / NAME
     written(path, np.zeros(2, np.float32), IDS)
     content = path.read_bytes()
     for length in range(len(content)):
@@ -108,10 +110,47 @@ def test_a_file_of_any_other_length_is_damaged(tmp_path: Path) -> None:
         FileShard.opened(path, None)
 
 
+def test_files_of_other_clients_have_other_digests(tmp_path: Path) -> None:
+    digests: set[int] = set()
+    for ids in (["a", "b"], ["a", "c"], ["b", "a"], [b"a", "b"], [0, 1]):
+        written(tmp_path / NAME, np.int64(0), ids)
+        digests.add(FileShard.opened(tmp_path / NAME, None).digest)
+    assert len(digests) == 5
+
+
+@pytest.mark.parametrize("name", ["my.states", "my backup.states", "1.states", "abc.states", "my-own.states"])
+def test_a_file_with_another_name_is_none_of_fedstack(tmp_path: Path, name: str) -> None:
+    written(tmp_path / name, np.int64(0), IDS)
+    assert not may_be_shard(tmp_path / name)
+    (tmp_path / name).write_bytes(b"")
+    assert not may_be_shard(tmp_path / name)
+
+
+def test_what_is_no_regular_file_is_none_of_fedstack(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    written(tmp_path / "there", np.int64(0), IDS)
+    path.symlink_to(tmp_path / "there")
+    assert not may_be_shard(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert not may_be_shard(path)
+    path.unlink()
+    path.mkdir()
+    assert not may_be_shard(path)
+    with pytest.raises(ProgramStateError, match="found no regular file"):
+        FileShard.opened(path, None)
+
+
+def test_numbers_that_python_does_not_write_are_no_ids(tmp_path: Path) -> None:
+    written(tmp_path / NAME, np.int64(0), [10**4000])
+    with pytest.raises(InvalidValueError, match="Expected whole numbers of at most 14000 bits .*; use strings"):
+        written(tmp_path / NAME, np.int64(0), [10**5000])
+
+
 def test_files_of_other_formats_and_kinds_are_told_from_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "0.states"
+    path = tmp_path / NAME
     with monkeypatch.context() as newer:
         newer.setattr(shard_head, "_FORMAT", "3")
         written(path, np.zeros(2, np.float32), IDS)

@@ -10,8 +10,9 @@ from fedstack.computations.leaves.bound_operation import ElementFold, FoldSource
 from fedstack.computations.leaves.leaf import raise_leaf_error
 from fedstack.computations.leaves.vectorized_leaf import column_leaves
 from fedstack.computations.leaves.xla.argument_memory import ArgumentLeaf, argument_memory, bytes_of, runs_of
+from fedstack.computations.leaves.xla.compiled_code import CodeOfSizes, called
 from fedstack.computations.leaves.xla.jax_api import Traced, jax
-from fedstack.computations.leaves.xla.xla_program import ArrayProgram, CodeOfSizes, called
+from fedstack.computations.leaves.xla.xla_program import ArrayProgram
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.columns import Column
 

@@ -45,6 +45,8 @@ _HARMLESS = re.compile(
     r"|(mhlo|stablehlo|chlo)\.\w+|ProductOfElementaryHouseholderReflectors|annotate_device_placement"
     r"|SPMDFullToShardShape|SPMDShardToFullShape|shape_assertion"
 )
+# The length of code of some ten operations.
+_SHORT = 4096
 # Operations that exchange data with other programs or processes, for which they would wait forever.
 _ELSEWHERE = re.compile(r"stablehlo\.(?:infeed|outfeed|send|recv)\b")
 
@@ -115,6 +117,8 @@ class ExportedProgram(XlaProgram):
             )
         # On CPUs they take three to ten times longer in a loop.
         can_loop = "stablehlo.convolution" not in found.code
+        # Nor does it run for long if the function is cheap.
+        self.is_short = len(found.code) <= _SHORT and "stablehlo.while" not in found.code
         super().__init__(name, found.call, found.arguments, found.results, can_loop=can_loop)
 
     def check(self, parameter: Sequence[TensorType], result: Sequence[TensorType]) -> None:

@@ -1,9 +1,10 @@
-"""Runs compiled functions as leaves."""
+"""Runs compiled functions as leaves, for one client or for a group."""
 
 from typing import Any
 
 from fedstack.computations.leaves.bound_operation import ElementFold, FoldSource, FoldStep
 from fedstack.computations.leaves.leaf import Leaf
+from fedstack.computations.leaves.vectorized_leaf import VectorizedLeaf, stacked
 from fedstack.computations.leaves.xla.compiled_fold import CompiledFold
 from fedstack.computations.leaves.xla.jax_sequences import traced_flattener
 from fedstack.computations.leaves.xla.xla_program import ArrayProgram
@@ -47,3 +48,27 @@ class JaxLeaf(Leaf):
         if not is_of_elements or set(unknown) != {place.position for place in places}:
             return None
         return CompiledFold(self.program, step)
+
+
+class GroupLeaf(VectorizedLeaf):
+    """A vectorized function of JAX.
+
+    Args:
+      name: The name of the function.
+      group: The function for all lanes.
+      program: The function for one client.
+      parameter: The type of the argument of one client.
+      result: The type of the result of one client.
+      lanes: The number of lanes.
+    """
+
+    def __init__(
+        self, name: str, group: ArrayProgram, program: ArrayProgram, parameter: Type, result: Type, lanes: int
+    ) -> None:
+        together = JaxLeaf(group, name, stacked(parameter, lanes), stacked(result, lanes))
+        alone = JaxLeaf(program, name, parameter, result)
+        super().__init__(together, parameter, result, lanes, alone)
+        self.elements_at_once = lanes
+        self.group = group
+        self.program = program
+        self.element_fold = alone.element_fold

@@ -17,10 +17,10 @@ from fedstack.computations.leaves.vectorized_leaf import stacked
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.leaves.xla import jax_api
 from fedstack.computations.leaves.xla.exported_program import Export, ExportedProgram, read_export, shown_array
-from fedstack.computations.leaves.xla.fused_leaves import GroupLeaf, fuser_of
-from fedstack.computations.leaves.xla.jax_leaf import JaxLeaf
+from fedstack.computations.leaves.xla.jax_leaf import GroupLeaf, JaxLeaf
 from fedstack.computations.leaves.xla.jax_sequences import ROWS, traced_leaves
 from fedstack.computations.leaves.xla.looped_leaf import LoopedLeaf, LoopedSequences, RowsLeaf, clients_at_once
+from fedstack.computations.leaves.xla.program_chain import fuser_of
 from fedstack.computations.leaves.xla.xla_program import ArrayProgram, ProgramOfRows
 from fedstack.computations.types.language import FunctionType, TensorType, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_sequence, exact_bytes, tensor_leaves, type_from_proto

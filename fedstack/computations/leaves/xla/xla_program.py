@@ -1,44 +1,15 @@
-"""Compiles functions of arrays, and runs them once or in a compiled loop over several clients."""
+"""Runs compiled functions of arrays once, or in a compiled loop over several clients."""
 
 import abc
-import contextlib
-import functools
-import itertools
-import logging
-import threading
-from asyncio import CancelledError
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.leaves.bound_operation import is_stopped
-from fedstack.computations.leaves.compilations import compilations
-from fedstack.computations.leaves.xla.argument_memory import call_memory
-from fedstack.computations.leaves.xla.jax_api import (
-    FlatFunction,
-    Traced,
-    check_process,
-    is_tracing,
-    jax,
-    one_thread_device,
-    results_of,
-    shaped,
-    with_wide_types,
-    without_frames,
-)
-from fedstack.errors import InvalidComputationError, InvalidValueError
-from fedstack.foundations.deadline import Deadline
-
-_logger = logging.getLogger(__name__)
-# For how many sizes of its arguments a program keeps compiled code.
-_MOST_SIZES = 64
-# What XLA's error says if there is not enough memory for a function.
-_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-_POLL_SECONDS = 0.001
-# An operation uses one thread, because several clients run at the same time.
-_OPTIONS = {"xla_cpu_multi_thread_eigen": False}
+from fedstack.computations.leaves.xla.compiled_code import CodeOfSizes, called
+from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced, jax, results_of, shaped
+from fedstack.errors import InvalidValueError
 
 
 class ArrayProgram(abc.ABC):
@@ -48,11 +19,13 @@ class ArrayProgram(abc.ABC):
       name: The name of the function in messages.
       is_wide: Whether any of its arrays has numbers of more than 32 bits.
       can_loop: Whether a compiled loop around the function is as fast as single calls.
+      is_short: Whether it takes a few milliseconds to compile.
     """
 
     name: str
     is_wide: bool
     can_loop: bool
+    is_short: bool = False
 
     @abc.abstractmethod
     def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
@@ -85,151 +58,6 @@ class ArrayProgram(abc.ABC):
         self, lanes: int, shared: Sequence[bool], clients: int, arguments: Sequence[object]
     ) -> Sequence[Traced]:
         """Runs the function like `loop`, and returns its results as arrays of JAX."""
-
-
-def compiled(function: FlatFunction, **options: Any) -> Any:
-    """Returns a function of JAX that XLA compiles when it runs first."""
-    device = one_thread_device()
-    if device is not None:
-        options["in_shardings"] = options["out_shardings"] = jax().sharding.SingleDeviceSharding(device)
-        options["compiler_options"] = _OPTIONS
-    return jax().jit(function, **options)
-
-
-def called(function: FlatFunction, name: str, *arguments: object, is_wide: bool) -> Sequence[Traced]:
-    """Calls a function that is compiled, or compiles it now.
-
-    Args:
-      function: The function.
-      name: Its name in messages.
-      *arguments: Its arguments.
-      is_wide: Whether any of its arrays has numbers of more than 32 bits.
-
-    Raises:
-      InvalidComputationError: If JAX traces the caller.
-      MemoryError: If there is not enough memory, even while no other function runs.
-    """
-    check_process()
-    _shortage.wait()
-    try:
-        return _called(function, name, arguments, is_wide)
-    except Exception as error:
-        if _OUT_OF_MEMORY not in str(error):
-            raise
-    with _shortage.alone():
-        try:
-            return _called(function, name, arguments, is_wide)
-        except Exception as error:
-            if _OUT_OF_MEMORY not in str(error):
-                raise
-            found = str(error).partition(_OUT_OF_MEMORY)[2]
-            raise MemoryError(
-                f"{found.lstrip(': ')} Let clients use smaller batches, or run fewer processes on this machine"
-            ) from error
-
-
-def _called(function: FlatFunction, name: str, arguments: Sequence[object], is_wide: bool) -> Sequence[Traced]:
-    compilations.enter(name)
-    try:
-        found = call_memory.aligned(arguments)
-        if not is_wide:
-            return function(*found)
-        with with_wide_types():
-            return function(*found)
-    except Exception as error:
-        without_frames(error)
-        if not is_tracing(()):
-            raise
-        raise InvalidComputationError(
-            f"Expected no other computations in a function that JAX traces, found one that calls {name!r}; call it "
-            "before, and pass its result as an argument"
-        ) from error
-    finally:
-        compilations.leave()
-
-
-class _Shortage:
-    """Lets a function that ran out of memory run again while no other one runs.
-
-    Fewer functions run at once then, but each for the same group of clients as before, so that its results keep their
-    bits.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def wait(self) -> None:
-        """Waits while a function runs alone."""
-        if self._lock.locked():
-            with self._lock:
-                pass
-
-    @contextlib.contextmanager
-    def alone(self) -> Generator[None, None, None]:
-        """Waits until no function runs, and lets none begin during the block.
-
-        Raises:
-          CancelledError: If nobody waits for the function any more.
-        """
-        with self._lock:
-            for _ in Deadline().attempts_blocking(itertools.repeat(_POLL_SECONDS)):
-                if is_stopped():
-                    raise CancelledError
-                if not compilations.running:
-                    break
-            yield
-
-
-_shortage = _Shortage()
-
-
-class CodeOfSizes:
-    """A function of JAX, whose compiled code is kept for some sizes of its arguments: each takes a megabyte or two.
-
-    Args:
-      function: The function.
-      name: Its name in messages.
-      **options: The options of `jax.jit`.
-    """
-
-    def __init__(self, function: FlatFunction, name: str, **options: Any) -> None:
-        self._function = function
-        self._name = name
-        self._options = options
-        self._code: dict[tuple[object, ...], Any] = {}
-        self._is_told = False
-
-    def of(self, *sizes: object) -> Any:
-        """Returns the function, to be called for arguments of these sizes."""
-        code = self._code.get(sizes)
-        if code is None:
-            self._make_room()
-            code = self._code.setdefault(sizes, compiled(self._of_its_own(), **self._options))  # on any thread
-        return code
-
-    def _of_its_own(self) -> FlatFunction:
-        """Returns the function as another object: JAX keeps what it knows of an object as long as that exists."""
-
-        @functools.wraps(self._function)
-        def function(*arguments: Any) -> Any:
-            return self._function(*arguments)
-
-        return function
-
-    def _make_room(self) -> None:
-        if len(self._code) < _MOST_SIZES:
-            return
-        if not self._is_told:
-            self._is_told = True
-            _logger.warning(
-                "Expected %r to run with at most %d sizes of its arguments, found more; the code of the others is "
-                "compiled again each time. Pad arrays to fewer sizes, or declare a sequence, which is compiled once "
-                "for each power of two",
-                self._name,
-                _MOST_SIZES,
-            )
-        # Rounds run the same sizes in the same order. So the oldest ones are those that are needed next.
-        self._code.popitem()[1].clear_cache()
 
 
 class XlaProgram(ArrayProgram):

@@ -16,7 +16,7 @@ import pytest
 
 import fedstack
 from fedstack.computations.leaves.compilations import compilations
-from fedstack.computations.leaves.xla import xla_program
+from fedstack.computations.leaves.xla import compiled_code
 from fedstack.observe import Event, LeafCompiled, Observer, add_observer
 
 FLOAT = np.float32
@@ -58,7 +58,7 @@ def test_a_function_is_compiled_once_for_all_numbers_of_clients(looped: bool) ->
 
 
 def test_of_too_many_sizes_only_those_beyond_the_limit_are_compiled_in_each_round(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(xla_program, "_MOST_SIZES", 4)
+    monkeypatch.setattr(compiled_code, "_MOST_SIZES", 4)
     rows = fl.TensorType(FLOAT, [None])
 
     def largest(x):
@@ -222,3 +222,19 @@ def test_a_machine_with_more_cores_has_the_same_bits() -> None:
     printed = [process.communicate(timeout=120)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0]
     assert printed[0] == printed[1]
+
+
+def test_code_of_many_functions_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_code, "_MOST_CODE", 10)
+
+    def adding(number: int):
+        return fedstack.jax_computation(np.float32)(lambda x: x + number)
+
+    functions = [adding(number) for number in range(30)]
+    assert [int(function(1.0)) for function in functions] == list(range(1, 31))
+    assert len(compiled_code._all_code._kept) == 10
+    before = compilations.count
+    assert int(functions[-1](2.0)) == 31
+    assert compilations.count == before, "recent code is kept"
+    assert int(functions[0](2.0)) == 2
+    assert compilations.count == before + 1, "old code is compiled again"
