@@ -188,7 +188,9 @@ class CodeOfSizes:
                 _MOST_SIZES,
             )
         # Rounds run the same sizes in the same order. So the oldest ones are those that are needed next.
-        self._code.popitem()[1].clear_cache()
+        sizes, code = self._code.popitem()
+        code.clear_cache()
+        _all_code.remove(self, sizes)
 
 
 class _AllCode:
@@ -204,6 +206,11 @@ class _AllCode:
             oldest, old_sizes = self._kept.popleft()
             if (found := oldest()) is not None:
                 found.drop(old_sizes)
+
+    def remove(self, owner: CodeOfSizes, sizes: tuple[object, ...]) -> None:
+        """Removes code that its owner has freed."""
+        with contextlib.suppress(ValueError):
+            self._kept.remove((weakref.ref(owner), sizes))
 
 
 _all_code = _AllCode()
