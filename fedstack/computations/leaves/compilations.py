@@ -46,10 +46,6 @@ class Compilations:
         """The number of threads that run functions."""
         return len(self._running)
 
-    def runs(self, thread: int) -> bool:
-        """Returns whether a thread runs a function."""
-        return thread in self._running
-
     def begin(self) -> None:
         """Records that this thread compiles its function. Call `end` or `leave` later."""
         self._now[threading.get_ident()] = self.function

@@ -14,8 +14,7 @@ import sys
 import threading
 from types import FrameType
 
-from fedstack.computations.leaves.compilations import compilations
-from fedstack.executors.concurrency.thread_pool import THREAD_NAME, open_pools
+from fedstack.executors.concurrency.thread_pool import THREAD_NAME, ThreadPool, open_pools
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import is_of_user
@@ -34,21 +33,26 @@ def _can_abort() -> bool:
 
 
 def _running() -> int:
-    """Returns the number of threads that run functions of users, which have no frame if they are compiled."""
+    """Returns the number of threads that run functions of users, or what is around them."""
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
     try:
-        return sum(
-            thread in ours and (compilations.runs(thread) or _runs_function(frame)) for thread, frame in frames.items()
-        )
+        return sum(thread in ours and _runs_function(frame) for thread, frame in frames.items())
     finally:
         del frames  # breaks a reference cycle: this frame is among them
 
 
-def _runs_function(frame: FrameType | None) -> bool:
-    while frame is not None and not is_of_user(frame):
-        frame = frame.f_back
-    return frame is not None
+def _runs_function(frame: FrameType) -> bool:
+    """Returns whether a thread may be in a library's function, or may call one, if only to free what it returned.
+
+    Compiled functions have no frames of users.
+    """
+    if ThreadPool.has_job(frame) and frame.f_code.co_filename != threading.__file__:
+        return True
+    inner: FrameType | None = frame
+    while inner is not None and not is_of_user(inner):
+        inner = inner.f_back
+    return inner is not None
 
 
 @atexit.register

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator
+from types import FrameType
 from typing import Any, TypeVar
 
 from fedstack.errors import ClosedError, ResourceLimitError
@@ -315,6 +316,11 @@ class ThreadPool:
                 self._lock.acquire()
             if self.waiting.pop(thread, None) is None:
                 self._is_woken = False  # this thread was the one that was woken
+
+    @staticmethod
+    def has_job(frame: FrameType) -> bool:
+        """Returns whether a thread of a pool, whose innermost frame is given, does more than wait for jobs."""
+        return frame.f_code is not ThreadPool._wait.__code__
 
     def _is_surplus(self) -> bool:
         """Returns whether there are too many threads, because abandoned work has ended or callers run work themselves.

@@ -25,6 +25,7 @@ from fedstack.computations.leaves.xla.jax_api import (
     without_frames,
 )
 from fedstack.errors import InvalidComputationError
+from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.deadline import Deadline
 
 _logger = logging.getLogger(__name__)
@@ -108,6 +109,11 @@ class _Shortage:
     """
 
     def __init__(self) -> None:
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Replaces the lock. Called in a forked child."""
         self._lock = threading.Lock()
 
     def wait(self) -> None:
