@@ -98,6 +98,7 @@ def test_calls_at_the_same_time_leave_one_copy() -> None:
         with ThreadPoolExecutor(8) as threads:
             assert set(threads.map(lambda _: call(), range(40))) == {locally(total, values)}
         functions = len(packed(phases(connection)[0][0]))
+        gc.collect()  # two calls may have made a template at the same time, of which one is garbage
         await_until(lambda: held_by(connection) <= functions)
 
 
