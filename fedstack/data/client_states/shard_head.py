@@ -39,9 +39,9 @@ _MAGIC, _NO_CHECK = "fedstack client states", "00000000"
 _BEGINNING = f'{{"__metadata__":{{"{_MAGIC}":"'.encode()
 _CHECK_END = len(_BEGINNING) + len(_NO_CHECK)
 _LENGTH_BYTES = 8
-_MOST_WRONG = 4
+_MOST_WRONG = 4  # of the first bytes of a file that is taken for a damaged one
 _MOST_BITS = 14_000  # of a number that Python writes as text
-_BEFORE = "client_ids", "crc32"
+_BEFORE = "client_ids", "crc32"  # the tensors before the records
 # Files of a program have numbers, those of workers what tells the call, the clients and the attempt.
 _NAME = re.compile("[0-9]{8,}|[0-9a-f]+(-[0-9a-f]+)+")
 # What the lengths of headers begin with, as the next part begins at a multiple of `ALIGNMENT`.

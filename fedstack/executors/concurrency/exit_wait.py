@@ -85,6 +85,6 @@ def end_at_once() -> None:
 def _end_beside_functions() -> None:
     """Ends this process if functions still run, before Python ends their threads."""
     if _can_abort() and _running():
-        observers.flush()  # as what comes after this
+        observers.flush()  # which the exit handler that is left would do
         logging.shutdown()
         os._exit(0)

@@ -117,7 +117,7 @@ class ExportedProgram(XlaProgram):
             )
         # On CPUs they take three to ten times longer in a loop.
         can_loop = "stablehlo.convolution" not in found.code
-        # Nor does it run for long if the function is cheap.
+        # With no loop and little code, it takes little time to compile. Nothing follows for how long it runs.
         self.is_short = len(found.code) <= _SHORT and "stablehlo.while" not in found.code
         super().__init__(name, found.call, found.arguments, found.results, can_loop=can_loop)
 

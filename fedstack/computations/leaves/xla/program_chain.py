@@ -36,6 +36,10 @@ class ChainedProgram:
     argument: tuple[FusedTensor, ...]
     slices: int = 1
 
+    def given(self, arguments: Sequence[Traced], found: Sequence[Sequence[Traced]]) -> list[Traced]:
+        """Returns what the program takes, given the arguments of the chain and what earlier programs returned."""
+        return [arguments[t.position] if t.step is None else found[t.step][t.position] for t in self.argument]
+
 
 class ProgramChain(ArrayProgram):
     """Runs programs one after another. What one returns and another one takes stays an array of JAX.
@@ -72,8 +76,7 @@ class ProgramChain(ArrayProgram):
     def trace(self, arguments: Sequence[Traced]) -> Sequence[Traced]:
         found: list[Sequence[Traced]] = []
         for one in self._programs:
-            given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
-            found.append(one.program.trace(jax().lax.optimization_barrier(given)))
+            found.append(one.program.trace(jax().lax.optimization_barrier(one.given(arguments, found))))
         return self._chosen(found)
 
     def run(self, arguments: Sequence[object]) -> Sequence[Traced]:
@@ -81,9 +84,9 @@ class ProgramChain(ArrayProgram):
             return called(self._joined.of(), self.name, np.True_, *arguments, is_wide=self.is_wide)
         found: list[Sequence[Traced]] = []
         for one in self._programs:
-            given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
             if is_stopped():
                 raise CancelledError
+            given = one.given(arguments, found)
             found.append(one.program.run(given) if one.slices == 1 else _sliced(one, given))
             _wait_for(found[-1])  # what has been dispatched cannot be cancelled, and reads the caller's memory
         return self._chosen(found)
@@ -93,7 +96,7 @@ class ProgramChain(ArrayProgram):
     ) -> Sequence[Traced]:
         found: list[Sequence[Traced]] = []
         for one in self._programs:
-            given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
+            given = one.given(arguments, found)
             own = [t.step is None and shared[t.position] for t in one.argument]
             found.append(one.program.run_loop(lanes, own, clients, given))
             _wait_for(found[-1])
@@ -102,8 +105,7 @@ class ProgramChain(ArrayProgram):
     def _in_branches(self, is_true: Traced, *arguments: Traced) -> Sequence[Traced]:
         found: list[Sequence[Traced]] = []
         for one in self._programs:
-            given = [arguments[t.position] if t.step is None else found[t.step][t.position] for t in one.argument]
-            found.append(_in_branch(is_true, one.program, given))
+            found.append(_in_branch(is_true, one.program, one.given(arguments, found)))
         return self._chosen(found)
 
     def _chosen(self, found: Sequence[Sequence[Traced]]) -> Sequence[Traced]:
