@@ -147,9 +147,11 @@ def _traced(function: FlatFunction, parameter: Type | None, name: str) -> None:
     """
     try:
         jax_api.results_of(function, _arguments(parameter))
-    except (FedstackError, KeyboardInterrupt):
+    except (FedstackError, KeyboardInterrupt) as error:
+        jax_api.without_frames(error)
         raise
     except Exception as error:  # such as that of a tracer that has left another function
+        jax_api.without_frames(error)
         raise InvalidComputationError(
             f"Cannot trace the JAX function {name!r}: {type(error).__name__}: {text_of(error)}; return what the "
             "function computes, without side effects"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatchError
+from fedstack.errors import FedstackError, InvalidComputationError, LeafError, TypeMismatchError
 
 FLOAT = np.float32
 
@@ -196,6 +196,17 @@ def test_functions_of_numpy_are_not_called_in_those_of_jax() -> None:
 
 
 @pytest.mark.slow
+def test_an_error_of_a_traced_function_says_nothing_of_frames_of_jax() -> None:
+    with pytest.raises(LeafError, match="'first' raised IndexError") as caught:
+
+        @fedstack.jax_computation(FLOAT)
+        def first(x):
+            return x[0]
+
+    assert "internal frames" not in str(caught.value)
+    assert not getattr(caught.value, "__notes__", [])
+
+
 def test_many_sizes_take_bounded_memory() -> None:
     total = fedstack.jax_computation((FLOAT, [None]))(lambda x: jnp.sort(x).sum())
     with fedstack.use_context(fedstack.create_sync_local_execution_context()):
