@@ -211,8 +211,7 @@ class Invoker:
         losses: InvocationLosses,
         call: ObservedCall | None,
     ) -> object:
-        pauses = self._retry_policy.pauses()
-        logged = ""
+        attempts, logged = 0, ""
         while True:
             if progress is not None:
                 change_scope(progress=progress)
@@ -222,8 +221,9 @@ class Invoker:
                 with _LentExecutor(self.factory, cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)
             except RetryableError as error:
+                attempts += 1
                 is_final = losses.is_over or (isinstance(error, NoWorkersError) and error.is_final)
-                pause = None if is_final else next(pauses, None)
+                pause = None if is_final else losses.pause(attempts)
                 if isinstance(error, FedstackError):
                     losses.causes.update(error.causes)
                 if pause is None:

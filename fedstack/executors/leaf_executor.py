@@ -26,6 +26,7 @@ from fedstack.executors.base.client_blocks import ClientBlocks
 from fedstack.executors.base.engines import LoadNeeded, ProgramEngine, arithmetic_for, holds_up_a_loop
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.phase_sink import Sink
+from fedstack.executors.base.single_block import is_single_block, run_single_block
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, SharedLeafThreads
 from fedstack.executors.concurrency.measurements import timed_run
@@ -98,6 +99,9 @@ class LeafEngine(ProgramEngine):
         return await self._threads.run(lambda: timed_run(program, inputs, stops), lambda: stops.append(True))
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
+        if is_single_block(program, clients):
+            await self._threads.run(lambda: run_single_block(program, inputs, clients, sink))
+            return
         blocks = ClientBlocks(
             program,
             inputs,

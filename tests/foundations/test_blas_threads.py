@@ -9,7 +9,7 @@ import pytest
 import threadpoolctl
 
 import fedstack
-from fedstack.foundations.blas_threads import one_blas_thread
+from fedstack.foundations.blas_threads import OneBlasThread
 
 
 @functools.cache
@@ -53,12 +53,12 @@ def test_the_limit_lasts_until_its_last_user_ends(two_threads) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def limited() -> None:
-        with one_blas_thread():
+        with OneBlasThread():
             entered.set()
             leave.wait(20)
 
     other = threading.Thread(target=limited)
-    with one_blas_thread():
+    with OneBlasThread():
         other.start()
         assert entered.wait(20)
     assert set(blas_threads()) == {1}

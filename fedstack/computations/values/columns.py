@@ -19,6 +19,10 @@ from fedstack.foundations.error_text import counted
 Payload: TypeAlias = object
 
 
+# Rows above this size are not copied when columns are concatenated. A fold adds them one by one anyway.
+_LARGE_BYTES = 64 * 1024
+
+
 class Column:
     """The payloads of a federated value's members, in the order of the clients.
 
@@ -218,6 +222,8 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
             return ConstantColumn(constants[0].value, size)
     if all(isinstance(column, RowsColumn) for column in columns):
         arrays = [cast(RowsColumn, column).values for column in columns]
+        if all(array[:1].nbytes > _LARGE_BYTES for array in arrays):
+            return ListColumn([row for array in arrays for row in array])
         if len({array.shape[1:] for array in arrays}) == 1:
             joined = np.concatenate(arrays)
             joined.flags.writeable = False

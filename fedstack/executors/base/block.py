@@ -6,6 +6,9 @@ from fedstack.computations.leaves.bound_operation import ThreadPlace
 from fedstack.computations.leaves.compilations import compilations
 from fedstack.transport.wire.frames import RunningClients
 
+# How long a block takes, unless its clients are few, or each yields much; see `ClientBlocks`.
+BLOCK_SECONDS = 0.004
+
 
 @attrs.define(eq=False)
 class Block:

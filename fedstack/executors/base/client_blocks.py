@@ -20,7 +20,7 @@ from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_columns import bytes_per_client
 from fedstack.errors import FedstackError
-from fedstack.executors.base.block import Block
+from fedstack.executors.base.block import BLOCK_SECONDS, Block
 from fedstack.executors.base.phase_sink import Sink
 from fedstack.executors.base.tolerant_blocks import TolerantBlocks
 from fedstack.executors.concurrency.jobs import Job
@@ -29,16 +29,14 @@ from fedstack.executors.concurrency.measurements import CoreDemand, HelperTrial,
 from fedstack.executors.concurrency.observed_phases import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.executors.survivors.tolerance import Tolerance
-from fedstack.foundations.blas_threads import one_blas_thread
+from fedstack.foundations.blas_threads import OneBlasThread
 from fedstack.transport.wire.frames import RunningClients
 
-_BLOCK_SECONDS = 0.004
 # Blocks of few clients take longer, because long clients evict the code that runs between blocks from the caches.
 _FEW_CLIENTS, _FEW_CLIENTS_SECONDS = 16, 0.016
-# Results of at least this size are passed to the folds client by client, because they would be evicted from the cache
-# before a block is done.
-_LARGE_BYTES = 64 * 1024
-# With larger results, more threads than cores would use memory without saving time.
+# With several workers, the last blocks may take this fraction of what makes a call efficient, so that all end together.
+_LAST_BLOCKS = 0.25
+# With larger results than this, more threads than cores would use memory without saving time.
 _TOO_LARGE_TO_WAIT = 1 << 20
 # If results are large, each thread folds adjacent clients for this long, so that partial results stay on one core.
 _STREAMED_SECONDS = 0.03
@@ -273,7 +271,7 @@ class ClientBlocks:
             self._workers.add(thread)
         try:
             trial, disturbed = HelperTrial(), preemptions() if is_judged else 0
-            with one_blas_thread():  # folds may call functions, too
+            with OneBlasThread():  # folds may call functions, too
                 while self._next < self.clients.stop and (block := self._take()) is not None:
                     begin = time.thread_time()
                     took = self._run_block(block)
@@ -310,7 +308,7 @@ class ClientBlocks:
             return 1  # those behind a slow client would never run
         if per_client is None:
             return self.smallest_block
-        seconds = _STREAMED_SECONDS if self._is_streamed() else max(_BLOCK_SECONDS, 3 * self._least_seconds)
+        seconds = _STREAMED_SECONDS if self._is_streamed() else max(BLOCK_SECONDS, 3 * self._least_seconds)
         wanted = max(seconds, min(_FEW_CLIENTS * per_client, _FEW_CLIENTS_SECONDS)) / max(per_client, 1e-9)
         if not self._done:
             wanted = max(wanted, 1.0)
@@ -318,13 +316,14 @@ class ClientBlocks:
             wanted = min(wanted, 8.0 * self._done)  # so that an unusually fast first call does not determine the size
         if self._expected > 1:
             wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._expected))  # all workers end together
-        wanted = max(wanted, self._least_seconds / max(per_client, 1e-9))
+        least = self._least_seconds * (1.0 if self._expected == 1 else _LAST_BLOCKS)
+        wanted = max(wanted, least / max(per_client, 1e-9))
         wanted = max(self.smallest_block, min(wanted, 2.0 * len(self.clients)), 1.0)
         return 1 << (int(wanted).bit_length() - 1)
 
     def _is_streamed(self) -> bool:
         """Returns whether results are passed to the sink client by client."""
-        return self._is_timed or (self._streams and self.measured.result_bytes > _LARGE_BYTES)
+        return self._is_timed or (self._streams and self.measured.yields_large)
 
     def _run_block(self, block: Block) -> float:
         """Runs a block and returns the time that it took, in seconds; 0 if the block failed."""

@@ -25,6 +25,9 @@ _MIN_GAIN = 0.9
 _MIN_CORES = 1.4
 _CLIENTS_TO_JUDGE = 8
 _SECONDS_TO_JUDGE = 0.005
+# Results above this size are passed to the folds client by client, because they would be evicted from the cache before
+# a block is done.
+_LARGE_BYTES = 64 * 1024
 
 
 @attrs.define(eq=False)
@@ -48,6 +51,11 @@ class Measurements:
     runs_without_helpers: int = 0
     misses: int = 0
     waits: bool = False
+
+    @property
+    def yields_large(self) -> bool:
+        """Whether a client yields so much that its results are folded before the next client runs."""
+        return self.result_bytes > _LARGE_BYTES
 
     def note_helper(self, pays: bool) -> None:
         """Records whether a second thread is worthwhile. Each consecutive miss delays the next try further."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedstack.computations.leaves.vectorized_leaf import lanes_of
 from fedstack.computations.types.language import FunctionType, SequenceType, StructType, TensorType
-from fedstack.foundations.blas_threads import one_blas_thread
+from fedstack.foundations.blas_threads import OneBlasThread
 from fedstack.testing.computation_builder import (
     Expression,
     as_expression,
@@ -156,7 +156,7 @@ async def vectorized_functions_have_the_same_bits_for_any_clients(runner: Runner
     random = np.random.default_rng(0)
     rows = [random.normal(size=20).astype(np.float32) for _ in range(77)]
     lanes = lanes_of(TensorType(np.float32, [20]), TensorType(np.float32, [300]))
-    with one_blas_thread():  # on two threads, BLAS may round in another way
+    with OneBlasThread():  # on two threads, BLAS may round in another way
         expected = [(np.stack([row] * lanes) @ FACTORS)[client % lanes] for client, row in enumerate(rows)]
     mapped = computation(lambda x: intrinsic("federated_map", multiply_rows, x), at_clients((np.float32, [20])))
     for clients in (77, 40, 3, 1):

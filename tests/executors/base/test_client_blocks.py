@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.plan.program import Program, ProgramStep, Slot
+from fedstack.computations.plan.tasks import Phase
 from fedstack.contexts import SyncExecutionContext
+from fedstack.executors.base.client_blocks import ClientBlocks
+from fedstack.executors.base.phase_sink import PhaseSink
 from fedstack.executors.concurrency.measurements import HelperTrial, Measurements
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
@@ -252,3 +257,22 @@ async def test_whoever_looks_whether_more_threads_pay_takes_none_from_other_work
         assert await asyncio.to_thread(begun.wait, LIMIT_SECONDS)
         assert await let_go(4) == 4
         assert await waiting == [1, 2, 3]
+
+
+class SlowToStart(BoundOperation):
+    """An operation of which a call takes long to start."""
+
+    prefers_columns = True
+    least_seconds = 0.008
+
+
+def test_the_last_blocks_of_functions_that_take_long_to_start_are_shorter_so_that_workers_end_together() -> None:
+    program = Program((), (), (ProgramStep(SlowToStart(), None, 0),), (Slot(0),), 1)
+    blocks = ClientBlocks(program, [], range(1000), PhaseSink(Phase(program, (), (), ()), []))
+    blocks.measured.seconds_per_call = 0.001
+    blocks._next = 990
+    assert blocks._block_size() == 16
+    blocks._expected = 2  # ten clients are left for two workers
+    assert blocks._block_size() == 2
+    blocks._next = 998
+    assert blocks._block_size() == 2  # a quarter of the time that a call should take

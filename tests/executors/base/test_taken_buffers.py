@@ -11,7 +11,7 @@ import pytest
 import fedstack
 from fedstack.computations.plan.program import Join, Pick, Program, ProgramStep, Slot, read_by_one
 from fedstack.computations.values.ownership import take_buffer
-from fedstack.executors.base import client_blocks
+from fedstack.executors.concurrency import measurements
 from fedstack.executors.folds import leaf_fold
 
 SIZE = 20_000  # 80 kB: large enough to be taken over, and to go into folds client by client
@@ -34,7 +34,7 @@ def _context(request):
 def way(request, monkeypatch):
     """Large results go into folds one by one; the same must hold for whole blocks."""
     if request.param == "by block":
-        monkeypatch.setattr(client_blocks, "_LARGE_BYTES", 1 << 40)
+        monkeypatch.setattr(measurements, "_LARGE_BYTES", 1 << 40)
     return request.param
 
 
@@ -294,7 +294,7 @@ def test_the_bits_are_those_of_the_tree_however_results_get_there(monkeypatch, d
 
     found = []
     for limit in (0, 1 << 40):
-        monkeypatch.setattr(client_blocks, "_LARGE_BYTES", limit)
+        monkeypatch.setattr(measurements, "_LARGE_BYTES", limit)
         for threads in (1, None):
             context = fedstack.create_sync_local_execution_context(max_concurrent_clients=threads)
             with fedstack.use_context(context):
