@@ -15,7 +15,7 @@ import pytest
 from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pool_leaves import doubled, ending_once, ends_at_three, mean_distance, noting, raises_exit, total_of
+from pool_leaves import doubled, ending_once, ends_at_three, mean_distance, noting, raises_exit, total_of, wait_until
 from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, assert_same, bare, programs
 
 import fedstack
@@ -186,13 +186,13 @@ def test_a_large_model_is_written_once_for_all_tasks_and_has_its_bits(pool: Exec
     values = [float(number) for number in range(40)]
     with fedstack.create_sync_local_execution_context():
         expected = mean_distance(values, model)
-    files: list[int] = []
     with context_over(pool):
+        total_of(doubled)([1])  # the pool may open files of its own
+        files = open_files()
         for _ in range(3):  # at first with one task a process
             assert mean_distance(values, model).tobytes() == expected.tobytes()
             gc.collect()
-            files.append(open_files())
-    assert len(set(files)) == 1, "no file is left"
+            wait_until(lambda: open_files() <= files)  # other threads may have some open for a moment
     assert written == [1] * 3
 
 
