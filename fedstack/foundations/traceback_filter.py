@@ -185,6 +185,13 @@ def users_lines(error: BaseException) -> str:
     return f"\n{lines}" if lines else ""
 
 
+def without_callers(traceback: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback from the first frame of this package on; the whole traceback if it has none."""
+    entries = _entries(traceback)
+    ours = [entry for entry in entries if entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
+    return ours[0] if ours else traceback
+
+
 def without_calling_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Removes the outermost frames of this package from a traceback and returns the remaining traceback.
 

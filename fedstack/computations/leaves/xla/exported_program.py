@@ -1,8 +1,8 @@
-"""Reads functions that JAX has exported, and checks them before they run."""
+"""Reads functions that JAX has exported, and checks them before they run. Says why others cannot be exported."""
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -16,11 +16,13 @@ from fedstack.computations.leaves.xla.jax_api import (
     shaped,
     version,
     with_wide_types,
+    without_frames,
 )
 from fedstack.computations.leaves.xla.xla_program import XlaProgram
 from fedstack.computations.types.language import TensorType
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import text_of
+from fedstack.foundations.traceback_filter import users_lines, without_callers
 
 
 def shown_array(found: Traced) -> str:
@@ -156,3 +158,50 @@ def _check_targets(code: str, name: str) -> None:
             f"{', '.join(map(repr, strange)) or 'a call that cannot be read'}; remove callbacks and kernels of "
             "your own"
         )
+
+
+# What calls Python from compiled code, by the name of the operation.
+_CALLBACKS = {
+    "debug_print": "jax.debug.print",
+    "debug_callback": "jax.debug.callback",  # also jax.debug.print, before 0.8
+    "pure_callback": "jax.pure_callback",
+    "io_callback": "jax.experimental.io_callback",
+}
+
+
+def why_not_exported(function: FlatFunction, arguments: Iterable[Traced], name: str) -> str | None:
+    """Returns why a function that JAX can trace cannot be exported, with the user's lines; `None` if it is not known.
+
+    Args:
+      function: The function.
+      arguments: Descriptions of its arguments.
+      name: The name of the function in messages.
+    """
+    traced: Any = jax().make_jaxpr(function)(*arguments)
+    for operation in _operations(traced.jaxpr):
+        found = _CALLBACKS.get(operation.primitive.name)
+        if found is not None:
+            error = TypeError()  # it stands for one that would be raised where the operation was traced
+            error.__traceback__ = without_callers(operation.source_info.traceback.as_python_traceback())
+            without_frames(error)
+            return (
+                f"Expected {name!r} to consist of operations that XLA compiles, found {found}, which calls Python; "
+                "remove it, or use fedstack.python_computation, whose functions may call any Python code"
+                f"{users_lines(error)}"
+            )
+    if any(isinstance(one, jax().core.Tracer) for one in traced.consts):
+        return (
+            f"Expected {name!r} to use its arguments and arrays, found a value of another function that JAX has "
+            "traced; let that function return the value, and pass it as an argument"
+        )
+    return None
+
+
+def _operations(traced: Any) -> Iterator[Any]:
+    """Yields the operations of a traced function, with those of its loops and conditionals."""
+    for operation in traced.eqns:
+        yield operation
+        for inner in jax().tree_util.tree_leaves(list(operation.params.values())):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from _operations(inner)

@@ -82,13 +82,13 @@ def jax_computation(
     threads and workers with the same version of JAX and the same kind of processor.
 
     Args:
-      *parameter_types: One type per parameter of the function, or a mapping from the names of all parameters to types.
-        Types consist of tensors of numbers; what `jax.eval_shape` returns is a type, too. Only the first axis of a
-        tensor may have an unknown size, and all unknown sizes are equal: the number of rows of the client. The function
-        is compiled once for each number of rows. It
-        receives a sequence, whose elements must have known sizes, as a `JaxSequence`: `batches.scan(step, state)` is a
-        compiled loop over the elements, `batches.elements` has them as stacked arrays, and `batches.length` is their
-        number. The function is compiled once for each power of two of elements.
+      *parameter_types: One type per parameter of the function, or a list of them, or a mapping from the names of all
+        parameters to types. Types consist of tensors of numbers; what `jax.eval_shape` returns is a type, too. Only the
+        first axis of a tensor may have an unknown size, and all unknown sizes are equal: the number of rows of the
+        client. The function is compiled once for each number of rows. It receives a sequence, whose elements must have
+        known sizes, as a `JaxSequence`: `batches.scan(step, state)` is a compiled loop over the elements,
+        `batches.elements` has them as stacked arrays, padded with rows of zeros, and `batches.length` is their number.
+        The function is compiled once for each power of two of elements.
       result_type: The type of the function's result; by default it is inferred.
 
     Returns:
@@ -111,11 +111,13 @@ def jax_computation(
 
     def decorate(function: Callable[_P, _R]) -> JaxComputation[_P, _R]:
         name = getattr(function, "__name__", type(function).__name__)
-        types: object = parameter_types
-        if len(parameter_types) == 1 and isinstance(parameter_types[0], Mapping):
-            named = cast("Mapping[object, object]", parameter_types[0])
-            if set(named) == set(inspect.signature(function).parameters):
-                types = named
+        types: object = list(parameter_types)
+        if len(parameter_types) == 1 and isinstance(parameter_types[0], (list, Mapping)):
+            # One type is not enough for several parameters, so these are their types, as in `python_computation`.
+            given = cast("list[object] | Mapping[object, object]", parameter_types[0])
+            parameters = inspect.signature(function).parameters
+            if len(parameters) > 1 or (isinstance(given, Mapping) and set(given) == set(parameters)):
+                types = given
         try:
             parameter = parameter_type(_of_numpy(types), function, name)
             result = None if result_type is None else plain_type(_of_numpy(result_type), name)

@@ -7,7 +7,7 @@ sent with the function, so that all processes have the same results.
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import cast
 
 import attrs
@@ -17,8 +17,15 @@ from fedstack.computations.leaves.declared_types import plain_containers, plain_
 from fedstack.computations.leaves.leaf import argument_converter, raise_leaf_error
 from fedstack.computations.leaves.python_functions import bind
 from fedstack.computations.leaves.xla import jax_api
+from fedstack.computations.leaves.xla.exported_program import why_not_exported
 from fedstack.computations.leaves.xla.jax_api import FlatFunction, Traced
-from fedstack.computations.leaves.xla.jax_sequences import ROWS, JaxSequence, traced_leaves, traced_payload
+from fedstack.computations.leaves.xla.jax_sequences import (
+    ROWS,
+    ROWS_OF_ELEMENTS,
+    JaxSequence,
+    traced_leaves,
+    traced_payload,
+)
 from fedstack.computations.leaves.xla.jax_trees import field_names, tree_maker
 from fedstack.computations.types.language import (
     SequenceType,
@@ -129,7 +136,7 @@ def jax_function(
     if result is None:
         _traced(inferring, parameter, name)
         result = found[-1]
-        check_types(name, None, result)
+        check_types(name, result, advice="return arrays of jax.numpy, or convert the result with astype")
     declared, place = result, f"the result of {name!r}"
 
     def flat(*arguments: Traced) -> Sequence[Traced]:
@@ -175,8 +182,8 @@ def _explained(error: BaseException, name: str) -> str | None:
         )
     if JaxSequence.__name__ in text:
         return (
-            f"Expected {name!r} to pass arrays to other functions, found a sequence; use its elements, whose arrays "
-            f"have a row for each element, its length, or scan(step, state){lines}"
+            f"Expected {name!r} to pass arrays to other functions, found a sequence; use its length, "
+            f"scan(step, state), or its elements, {ROWS_OF_ELEMENTS}{lines}"
         )
     if "Reverse-mode differentiation" in text:
         return (
@@ -187,8 +194,13 @@ def _explained(error: BaseException, name: str) -> str | None:
     return None
 
 
-def check_types(name: str, *types: Type | None) -> None:
+def check_types(name: str, *types: Type | None, advice: str = "declare a type with 32 bits") -> None:
     """Checks that JAX has values of these types.
+
+    Args:
+      name: The name of the function in messages.
+      *types: The types.
+      advice: What to do about a type with more bits.
 
     Raises:
       InvalidComputationError: If it has none, or computes with fewer bits.
@@ -217,7 +229,7 @@ def check_types(name: str, *types: Type | None) -> None:
                 raise InvalidComputationError(
                     f"Expected at most 32 bits in the types of the JAX function {name!r}, found {tensor}{where}: JAX "
                     'computes with 32 bits in this process; call jax.config.update("jax_enable_x64", True) first, or '
-                    "declare a type with 32 bits"
+                    f"{advice}"
                 )
 
 
@@ -290,12 +302,18 @@ def _type_of(value: object, name: str) -> Type:
 
     if value is None:
         raise InvalidComputationError(f"The JAX function {name!r} returned None; add a return statement")
+    if isinstance(value, Generator):
+        raise InvalidComputationError(
+            f"Expected a function that returns its result, found {name!r}, which yields; write return in place of yield"
+        )
     try:
         return plain_type(_typed(plain_containers(value, leaf)), name)
     except (FedstackError, TypeError, ValueError, NotImplementedError) as error:
+        advice = "return arrays, and dictionaries, tuples and lists of arrays, or declare the type with result_type"
+        if "key<" in str(error):
+            advice = "return the data of a random key, jax.random.key_data(key)"
         raise InvalidComputationError(
-            f"Cannot infer the result type of the JAX function {name!r}: {error}; return arrays, and dictionaries, "
-            "tuples and lists of arrays, or declare the type with result_type"
+            f"Cannot infer the result type of the JAX function {name!r}: {error}; {advice}"
         ) from error
 
 
@@ -310,6 +328,16 @@ def exported(function: JaxFunction) -> carriers_pb2.JaxExport:
     Raises:
       InvalidComputationError: If the function has operations that cannot be exported.
     """
+    try:
+        return _carrier(function)
+    except InvalidComputationError as error:
+        reason = why_not_exported(function.flat, _arguments(function.parameter), function.name)
+        if reason is None:
+            raise
+        raise InvalidComputationError(reason) from error.__cause__
+
+
+def _carrier(function: JaxFunction) -> carriers_pb2.JaxExport:
     alone = jax_api.exported(function.flat, _arguments(function.parameter), function.name)
     carrier = carriers_pb2.JaxExport(
         exported=alone,

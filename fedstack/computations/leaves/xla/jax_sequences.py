@@ -28,6 +28,11 @@ from fedstack.computations.values.element_columns import element_columns
 
 # The name of the unknown first size of tensors that are in no sequence.
 ROWS = "rows"
+# What a message says of elements, because whoever does not know it gets wrong means.
+ROWS_OF_ELEMENTS = (
+    "whose arrays have a row for each element and then rows of zeros, which a mean would count: mask those from length "
+    "on"
+)
 # The number of elements that are read at a time.
 _AT_ONCE = 1024
 _State = TypeVar("_State")
@@ -71,7 +76,7 @@ class JaxSequence:
         raise TypeError("Expected a comparison of length, which is not known while a JAX function is traced")
 
     def __getitem__(self, index: object) -> NoReturn:
-        raise TypeError("Expected scan(step, state), or elements, whose arrays have a row for each element")
+        raise TypeError(f"Expected scan(step, state), or elements, {ROWS_OF_ELEMENTS}")
 
     def scan(self, step: Callable[[_State, Any], _State], state: _State) -> _State:
         """Passes over the elements in order, in a compiled loop.

@@ -101,29 +101,73 @@ def test_results_are_not_narrowed(declared, value) -> None:
 
 
 def test_an_inferred_result_is_not_narrowed_either() -> None:
-    assert "found float64[3]: JAX computes with 32 bits" in error_of(FLOAT, function=lambda x: np.zeros(3))
+    found = error_of(FLOAT, function=lambda x: np.zeros(3))
+    assert "found float64[3]: JAX computes with 32 bits" in found
+    assert "return arrays of jax.numpy, or convert the result with astype" in found
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "operation"),
     [
-        lambda x: jax.debug.print("{}", x),
-        lambda x: jax.debug.callback(print, x),
-        lambda x: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), FLOAT), x),
+        (lambda x: jax.debug.print("{}", x), "jax.debug."),
+        (lambda x: jax.debug.callback(print, x), "jax.debug.callback"),
+        (lambda x: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), FLOAT), x), "jax.pure_callback"),
+        (
+            lambda x: jax.lax.fori_loop(
+                0, 3, lambda _, v: jax.experimental.io_callback(np.sin, jax.ShapeDtypeStruct((), FLOAT), v), x
+            ),
+            "jax.experimental.io_callback",
+        ),
     ],
-    ids=["print", "callback", "pure callback"],
+    ids=["print", "callback", "pure callback", "in a loop"],
 )
-def test_callbacks_are_refused(call) -> None:
+def test_callbacks_are_refused_by_their_names_and_lines(call, operation) -> None:
     found = error_of(FLOAT, function=lambda x: (call(x), x)[1])
-    assert "Cannot export the JAX function '<lambda>'" in found
-    assert "remove callbacks and debugging output" in found
+    assert f"consist of operations that XLA compiles, found {operation}" in found
+    assert "remove it, or use fedstack.python_computation" in found
+    assert found.count("  File ") == found.count("test_jax_mistakes.py") > 0
+
+
+def test_a_value_of_another_trace_is_no_callback() -> None:
+    kept: list[object] = []
+    fedstack.jax_computation(FLOAT)(lambda x: (kept.append(x), x)[1])
+    found = error_of(FLOAT, function=lambda x: x + kept[0])
+    assert "found a value of another function that JAX has traced; let that function return the value" in found
+
+
+def test_a_function_that_yields_returns_nothing_to_compile() -> None:
+    def each(x):
+        yield x
+
+    assert "found 'each', which yields; write return in place of yield" in error_of(FLOAT, function=each)
+
+
+def test_a_random_key_is_returned_as_its_data() -> None:
+    assert "jax.random.key_data(key)" in error_of(FLOAT, function=lambda x: jax.random.key(0))
+
+
+def test_types_are_also_accepted_as_a_list_or_by_name_and_counted_otherwise() -> None:
+    def less(x, y):
+        return x - y
+
+    for types in ([FLOAT, (FLOAT, [2])], {"y": (FLOAT, [2]), "x": FLOAT}):
+        assert str(fedstack.jax_computation(types)(less).type_signature.result) == "float32[2]"
+    assert "for each of the 2 parameters of 'less', found 1; pass one type per parameter" in error_of(
+        FLOAT, function=less
+    )
+    wrong = error_of({"x": FLOAT, "z": FLOAT}, function=less)
+    assert "Expected types for the parameters ['x', 'y'] of 'less', found types for ['x', 'z']" in wrong
+    pair = fedstack.jax_computation([FLOAT, FLOAT])(lambda pair: pair[0] + pair[1])
+    assert str(pair.type_signature.parameter) == "<float32,float32>"
 
 
 def test_a_sequence_is_no_list() -> None:
     numbers = fl.SequenceType(FLOAT)
     assert "Expected scan(step, state)" in error_of(numbers, function=lambda s: sum(one for one in s))
     assert "Expected a comparison of length" in error_of(numbers, function=lambda s: 1.0 if s else 0.0)
-    assert "or elements, whose arrays have a row" in error_of(numbers, function=lambda s: s[0])
+    assert "or elements, whose arrays have a row for each element and then rows of zeros" in error_of(
+        numbers, function=lambda s: s[0]
+    )
 
 
 STATE = {"w": (FLOAT, [2]), "n": np.int32}
@@ -161,7 +205,8 @@ def test_errors_in_the_step_of_a_loop_are_told_with_the_lines_of_users_only() ->
 )
 def test_a_sequence_is_no_array(function) -> None:
     told = error_of(fl.SequenceType(FLOAT), function=lambda numbers: function(numbers))
-    assert "found a sequence; use its elements, whose arrays have a row for each element" in told
+    assert "found a sequence; use its length, scan(step, state), or its elements, whose arrays have a row" in told
+    assert "mask those from length on" in told
 
 
 def test_a_loop_over_a_sequence_is_not_differentiated() -> None:
