@@ -250,10 +250,15 @@ class Leaf(BoundOperation):
             with ColumnCall(first_client, values):
                 for item in arguments if self._convert is None else map(self._convert, arguments):
                     append(evaluate(item))
-            if self._returns_nothing:
-                values = [() if value is None else value for value in values]
         except BaseException as error:
+            if isinstance(error, Exception):
+                self._checked_column(values, first_client)  # a wrong result of an earlier client is the first error
             raise_leaf_error(error, self.name, first_client + len(values))
+        return self._checked_column(values, first_client)
+
+    def _checked_column(self, values: list[object], first_client: int) -> Column:
+        if self._returns_nothing:
+            values = [() if value is None else value for value in values]
         try:
             return column_from_values(values, self.result, lambda i: f"{self._place}[client {first_client + i}]")
         except FedstackError as error:

@@ -7,8 +7,9 @@ from typing import cast
 
 from fedstack.computations.leaves.bound_operation import BoundOperation, stopped_by
 from fedstack.computations.plan.program import Expression, Join, Operation, Program, Slot
+from fedstack.computations.types.language import RetryableError
 from fedstack.computations.values.columns import Column, ConstantColumn, Payload, zip_columns
-from fedstack.errors import UnsupportedIntrinsicError
+from fedstack.errors import FedstackError, UnsupportedIntrinsicError
 from fedstack.foundations.caches import made_once
 
 
@@ -129,7 +130,9 @@ def reader(expression: Expression) -> Callable[[Sequence[Payload]], Payload]:
     return lambda values: member(source(values))
 
 
-def run_columns(program: Program, inputs: Sequence[Column], first_client: int, size: int) -> tuple[Column, ...]:
+def run_columns(
+    program: Program, inputs: Sequence[Column], first_client: int, size: int, *, finds_first: bool = True
+) -> tuple[Column, ...]:
     """Runs a program once for each of `size` clients, step by step.
 
     Args:
@@ -137,9 +140,14 @@ def run_columns(program: Program, inputs: Sequence[Column], first_client: int, s
       inputs: For each input, a column with the values of `size` clients.
       first_client: The index of the first client, for error messages.
       size: The number of clients.
+      finds_first: Whether the error is that of the first client that fails in any step. If so, the clients before one
+        that fails run again, since they have not run the later steps.
 
     Returns:
       A column for each result.
+
+    Raises:
+      FedstackError: The error of a client.
     """
     values: list[Column | None] = [None] * program.slots
     for slot, column in zip(program.inputs, inputs):
@@ -148,7 +156,13 @@ def run_columns(program: Program, inputs: Sequence[Column], first_client: int, s
         values[slot] = ConstantColumn(payload, size)
     for step in program.steps:
         argument = None if step.argument is None else read_column(step.argument, values, size)
-        values[step.target] = bound(step.operation).call_column(argument, first_client, size)
+        try:
+            values[step.target] = bound(step.operation).call_column(argument, first_client, size)
+        except FedstackError as error:
+            before = 0 if error.client_index is None else error.client_index - first_client
+            if finds_first and before > 0 and step is not program.steps[-1] and not isinstance(error, RetryableError):
+                run_columns(program, [column.slice(0, before) for column in inputs], first_client, before)
+            raise
     return tuple(read_column(result, values, size) for result in program.results)
 
 
