@@ -102,6 +102,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.leaves.xla.jax_api.fingerprint": (1, "takes no argument"),
     "computations.leaves.xla.jax_api.one_thread_device": (1, "takes no argument"),
     "computations.leaves.xla.jax_runtime._written._items": (64, "and 32 MiB"),
+    "computations.leaves.xla.exported_program._CALLBACKS": (CONSTANT, "operations of JAX"),
     "computations.leaves.xla.jax_api._ELEMENTS": (CONSTANT, "types"),
     "computations.leaves.leaf_runtimes._runtimes": (CONSTANT, "what was registered or is installed"),
     "computations.leaves.function_pickles._warned_of._items": (1000, "and nothing but names; the client's"),
