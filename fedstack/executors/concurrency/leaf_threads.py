@@ -28,8 +28,16 @@ from fedstack.transport.peers.io_loop import arrival
 
 _T = TypeVar("_T")
 
-# The number of cores that this process may use. It is cached because each query costs as much as a short computation.
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+def _usable_cores() -> int:
+    """Returns the number of cores that this process may use: `PYTHON_CPU_COUNT` if set, as for Python 3.13 itself."""
+    chosen = os.environ.get("PYTHON_CPU_COUNT", "")
+    if chosen.isdecimal() and int(chosen):
+        return int(chosen)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+CORES = _usable_cores()  # each query would cost as much as a short computation
 _without = threading.local()
 
 

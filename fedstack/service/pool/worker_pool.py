@@ -37,6 +37,8 @@ _THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+# Clients that compute on more threads than there are cores would take longer, all together.
+_CORES_VARIABLE = "PYTHON_CPU_COUNT"
 
 
 class WorkerPool(ClosesOnExit):
@@ -151,7 +153,8 @@ def local_worker_pool(
       options: Additional options for `fedstack serve`.
       environment: Additional environment variables for all workers, or a list with those of each worker, such as
         `[{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(n)]`. By default, each worker uses its share of the cores for
-        linear algebra, unless variables such as `OMP_NUM_THREADS` are set.
+        clients that compute (`PYTHON_CPU_COUNT`), and for linear algebra, unless variables such as `OMP_NUM_THREADS`
+        are set.
       startup_seconds: The time limit for the start of all workers.
       respawn: Whether to restart workers that end unexpectedly. The pauses before restarts grow. Within a minute, the
         pool restarts at most ten workers, or three times the number of workers if that is more.
@@ -246,8 +249,10 @@ def _environments(n: int, more: Mapping[str, str] | Sequence[Mapping[str, str]] 
             )
     # Variables with this prefix are options of other servers, and must not affect the workers.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FEDSTACK_")}
+    share = str(max(1, CORES // n))
     for name in _THREAD_VARIABLES:
-        variables.setdefault(name, str(max(1, CORES // n)))
+        variables.setdefault(name, share)
+    variables[_CORES_VARIABLE] = share
     variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     return [{**variables, **own} for own in given]
 

@@ -17,6 +17,7 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import WorkScope, current_scope, set_scope
 from fedstack.contexts import AsyncExecutionContext
 from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
+from fedstack.executors.concurrency import leaf_threads
 from fedstack.executors.concurrency.coroutines import RunInline
 from fedstack.executors.concurrency.jobs import AbandonedWork, Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
@@ -522,3 +523,13 @@ def test_spare_threads_go_only_to_owners_that_have_less_than_half():
         gate.set()
         opened.set()
         threads.close()
+
+
+@pytest.mark.parametrize("given", ["7", "0", "default", "", "many"])
+def test_the_number_of_cores_is_that_of_the_environment_if_it_is_a_number(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHON_CPU_COUNT", raising=False)
+    usable = leaf_threads._usable_cores()
+    monkeypatch.setenv("PYTHON_CPU_COUNT", given)
+    assert leaf_threads._usable_cores() == (7 if given == "7" else usable)

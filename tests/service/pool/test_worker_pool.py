@@ -117,6 +117,20 @@ def test_the_workers_share_the_cores(pool: WorkerPool) -> None:
     assert at_clients(pool, variable("OMP_NUM_THREADS"), [0]) == [max(1, cores // 2)]
 
 
+def test_clients_that_compute_use_the_share_of_their_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cores(value: int) -> int:
+        from fedstack.executors.concurrency.leaf_threads import CORES
+
+        return CORES
+
+    monkeypatch.setattr("fedstack.service.pool.worker_pool.CORES", 6)
+    monkeypatch.setenv("PYTHON_CPU_COUNT", "6")  # of this process, not of each worker
+    with local_worker_pool(2) as pool:
+        assert at_clients(pool, cores, [0]) == [3]
+    with local_worker_pool(2, environment={"PYTHON_CPU_COUNT": "5"}) as pool:
+        assert at_clients(pool, cores, [0]) == [5]
+
+
 def test_workers_have_the_environment_of_their_parent_but_for_the_options_of_other_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
