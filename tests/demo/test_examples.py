@@ -84,7 +84,7 @@ def test_the_example_trains_on_images_that_never_pass_through_its_process() -> N
     command = [sys.executable, EXAMPLES / "client_data.py", "--clients", "8", "--rounds", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WALL, check=False)
     assert done.returncode == 0, done.stderr
-    assert "bytes of examples that crossed it: 0 " in done.stdout
+    assert "kilobytes of examples that crossed it: 0 " in done.stdout
     averaging = load_example()
     with fedstack.create_sync_local_execution_context():
         local = averaging.train(*averaging.load_clients(8, seed=0), num_rounds=2, seed=0)

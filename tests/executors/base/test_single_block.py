@@ -25,6 +25,11 @@ def context() -> Iterator[SyncExecutionContext]:
         yield context
 
 
+@pytest.fixture(autouse=True)
+def _half_a_second_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_block, "BLOCK_SECONDS", 0.5)  # even where other programs have the cores
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[range]:
     """The clients of each run in a single block."""
