@@ -133,9 +133,8 @@ def main(options, folder):
                 # A round takes more if clients move from a busy worker to an idle one, which gets the model again.
                 crossed.append(min(traffic.bytes for traffic in rounds))
             print(f"a round took {crossed[0]:,} bytes through this process: the model, and references to data")
-            examples = round(
-                (crossed[1] - crossed[0]) / 1000
-            )  # the times in messages are a few bytes longer or shorter
+            # The times in messages are a few bytes longer or shorter.
+            examples = round((crossed[1] - crossed[0]) / 1000)
             print(f"kilobytes of examples that crossed it: {examples} (what twice the examples take more)")
         for worker in data_workers:
             worker.terminate()
