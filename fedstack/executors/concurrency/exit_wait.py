@@ -32,22 +32,24 @@ def _can_abort() -> bool:
     return any(library in sys.modules for library in _LIBRARIES)
 
 
-def _running() -> int:
-    """Returns the number of threads that run functions of users, or what is around them."""
+def _at_work() -> tuple[int, int]:
+    """Returns how many threads run functions of users, or what is around them, and how many wait with a job of ours."""
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - it is documented
     try:
-        return sum(thread in ours and _runs_function(frame) for thread, frame in frames.items())
+        busy = [frame for thread, frame in frames.items() if thread in ours and ThreadPool.has_job(frame)]
+        running = sum(map(_runs_function, busy))
+        return running, len(busy) - running
     finally:
         del frames  # breaks a reference cycle: this frame is among them
 
 
 def _runs_function(frame: FrameType) -> bool:
-    """Returns whether a thread may be in a library's function, or may call one, if only to free what it returned.
+    """Returns whether a thread with a job may be in a library's function, or may call one, if only to free its result.
 
     Compiled functions have no frames of users.
     """
-    if ThreadPool.has_job(frame) and frame.f_code.co_filename != threading.__file__:
+    if frame.f_code.co_filename != threading.__file__:
         return True
     inner: FrameType | None = frame
     while inner is not None and not is_of_user(inner):
@@ -62,13 +64,15 @@ def wait_for_functions() -> None:
         return
     for pool in open_pools():
         pool.drop_jobs()
-    silent, is_told = Deadline(_SILENT_SECONDS), False
+    silent, is_told, was_quiet = Deadline(_SILENT_SECONDS), False, False
     with contextlib.suppress(KeyboardInterrupt):
         for _ in Deadline(_MOST_SECONDS).attempts_blocking(itertools.repeat(_POLL_SECONDS)):
-            running = _running()
-            if not running:
+            running, waiting = _at_work()
+            # One that waits may have been woken already, and then frees what libraries have returned.
+            if not running and (was_quiet or not waiting):
                 return
-            if silent.is_over and not is_told:
+            was_quiet = not running
+            if running and silent.is_over and not is_told:
                 is_told = True
                 _logger.warning(
                     "Waiting for %s of clients to return before the process ends, at most %g s; Ctrl-C ends it at once",
@@ -84,7 +88,13 @@ def end_at_once() -> None:
 
 def _end_beside_functions() -> None:
     """Ends this process if functions still run, before Python ends their threads."""
-    if _can_abort() and _running():
-        observers.flush()  # which the exit handler that is left would do
-        logging.shutdown()
-        os._exit(0)
+    if not _can_abort():
+        return
+    for _ in Deadline(_SILENT_SECONDS).attempts_blocking([_POLL_SECONDS]):  # in which those that were woken go on
+        running, waiting = _at_work()
+        if running:
+            observers.flush()  # which the exit handler that is left would do
+            logging.shutdown()
+            os._exit(0)
+        if not waiting:
+            return

@@ -54,3 +54,33 @@ def test_a_process_with_such_a_library_ends_when_its_functions_have_returned(
     assert "KeyError: 'a bug of the program'" in found.stderr
     assert marker.exists() == waits
     assert ("Waiting for 1 function of clients to return" in found.stderr) == (library != "numbers_only")
+
+
+FREES = """
+import ctypes, pathlib, sys, threading, time, types
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+
+sys.modules["jaxlib"] = types.ModuleType("jaxlib")
+marker, threads = pathlib.Path(sys.argv[1]), LeafThreads(1)
+
+class Array:
+    def __del__(self):
+        ctypes.CDLL(None).usleep(50_000)  # without the interpreter lock, like a library that frees memory
+        marker.touch()
+
+event = threading.Event()  # whose wait has no frames of users, like that of a thread that watches a run
+event.array = Array()
+threads.submit(event.wait)
+while not event._cond._waiters:
+    time.sleep(0.01)
+event.set()
+del event
+"""
+
+
+def test_a_process_ends_when_a_thread_that_was_just_woken_has_freed_what_it_holds(tmp_path: Path) -> None:
+    marker = tmp_path / "freed"
+    command = [sys.executable, "-c", FREES, str(marker)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert marker.exists()
