@@ -35,7 +35,6 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
     if parameter_types is not None and not isinstance(parameter_types, (Sequence, Mapping)):
         parameter_types = [parameter_types]  # a single type, as the language's own decorators accept
     types = cast("Sequence[object] | Mapping[str, object]", parameter_types or ())
-    is_listed = isinstance(parameter_types, list)
     parameters = _signature(function, name).parameters
     spread = [f"**{key}" for key, found in parameters.items() if found.kind is found.VAR_KEYWORD]
     if spread:
@@ -46,7 +45,7 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
     if len(types) != len(parameters):
         raise InvalidComputationError(
             f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found "
-            f"{len(types)}; {_advice_on_number(parameters, types, name, is_listed=is_listed)}"
+            f"{len(types)}; {_advice_on_number(parameters, types, name)}"
         )
     if not types:
         return None
@@ -71,11 +70,7 @@ def parameter_type(parameter_types: object, function: Callable[..., object], nam
 
 
 def _advice_on_number(
-    parameters: Mapping[str, inspect.Parameter],
-    types: "Sequence[object] | Mapping[str, object]",
-    name: str,
-    *,
-    is_listed: bool,
+    parameters: Mapping[str, inspect.Parameter], types: "Sequence[object] | Mapping[str, object]", name: str
 ) -> str:
     """Returns advice for declarations whose number of types differs from the number of parameters."""
     found, number = list(parameters.values()), len(types)
@@ -89,7 +84,7 @@ def _advice_on_number(
         return "for one parameter that is a structure, put the dictionary into a list, [{name: type, ...}]"
     given, rest = found[:number], found[number:]
     if not rest or any(parameter.default is parameter.empty for parameter in rest):
-        return "pass one type per parameter" if is_listed else "pass a list with one type per parameter"
+        return "pass a list with one type per parameter"
     advice = f"wrap it in a function without {rest[0].name!r} and any other parameters with a default"
     if not given or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in given):
         return advice

@@ -152,7 +152,7 @@ def test_types_are_also_accepted_as_a_list_or_by_name_and_counted_otherwise() ->
 
     for types in ([FLOAT, (FLOAT, [2])], {"y": (FLOAT, [2]), "x": FLOAT}):
         assert str(fedstack.jax_computation(types)(less).type_signature.result) == "float32[2]"
-    assert "for each of the 2 parameters of 'less', found 1; pass one type per parameter" in error_of(
+    assert "for each of the 2 parameters of 'less', found 1; pass a list with one type per parameter" in error_of(
         FLOAT, function=less
     )
     wrong = error_of({"x": FLOAT, "z": FLOAT}, function=less)
