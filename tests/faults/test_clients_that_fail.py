@@ -62,13 +62,15 @@ def test_the_loss_of_a_worker_is_not_kept_back_while_others_run(fleet: Fleet, do
         assert running.result() == 0
 
 
-def test_a_client_that_fails_before_a_worker_is_lost_is_asked_again(fleet: Fleet, door: Door) -> None:
+def test_a_client_that_fails_before_a_worker_is_lost_is_asked_again(fleet: Fleet, door: Door, doors) -> None:
     """What clients before it would have said went with the worker."""
     lost, left = fleet.start(), fleet.start()
-    clients = [(door.port, number) for number in (WAITS_AND_FAILS, WORKS, WORKS, FAILS)]
+    gate = doors()
+    clients = [(door.port, WAITS_AND_FAILS), (door.port, WORKS), (gate.port, WAITS), (gate.port, WAITS_AND_FAILS)]
     with context_over([lost.target, left.target]):
         running = Background(lambda: sum_of_failing_visits(clients))
         door.wait_for(running, lost.pid)
+        gate.open()
         eventually(lambda: has_failed(left))
         lost.kill()
         door.open()

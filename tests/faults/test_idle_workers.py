@@ -68,17 +68,25 @@ def opened(doors: Callable[[], Door]) -> Door:
     return made
 
 
-def test_an_idle_worker_runs_what_a_slow_one_has_not_begun(fleet: Fleet, door: Door, opened: Door) -> None:
+@pytest.fixture
+def gate(doors: Callable[[], Door]) -> Door:
+    """Where the first client waits until the second worker has begun with its own, or the first would take them."""
+    return doors()
+
+
+def test_an_idle_worker_runs_what_a_slow_one_has_not_begun(fleet: Fleet, door: Door, gate: Door, opened: Door) -> None:
     fast, slow = fleet.start(threads=1), fleet.start(threads=1)
-    clients, diary = arguments(opened, (9, door)), Diary()
+    clients, diary = arguments(opened, (0, gate), (9, door)), Diary()
     with context_over([fast.target, slow.target], retry_policy=NO_HEDGING), observe.add_observer(diary):
         running = Background(lambda: mean_visit(clients))
-        eventually(lambda: len(opened.visitors) == CLIENTS - 1)
+        door.wait_for(running, slow.pid)
+        gate.open()
+        eventually(lambda: len(opened.visitors) == CLIENTS - 2)
         door.open()
         found = running.result()
         eventually(lambda: counts(diary) == (CLIENTS, 0))
         assert bits(found) == bits(locally(mean_visit, clients))
-    assert set(opened.visitors[: CLIENTS - 1]) == {fast.pid}
+    assert set(opened.visitors[: CLIENTS - 2]) == {fast.pid}
     assert door.visitors[:1] == [slow.pid]
     moved = diary.of(ClientsTakenOver)
     assert {(event.worker, event.by, event.runs_twice) for event in moved} == {(slow.target, fast.target, False)}
@@ -86,13 +94,15 @@ def test_an_idle_worker_runs_what_a_slow_one_has_not_begun(fleet: Fleet, door: D
 
 
 def test_a_large_value_that_clients_share_is_not_sent_again_with_clients_that_move(
-    fleet: Fleet, door: Door, opened: Door
+    fleet: Fleet, door: Door, gate: Door, opened: Door
 ) -> None:
     fast, slow = fleet.start(threads=1), fleet.start(threads=1)
-    clients, diary = arguments(opened, (9, door)), Diary()
+    clients, diary = arguments(opened, (0, gate), (9, door)), Diary()
     with context_over([fast.target, slow.target], retry_policy=NO_HEDGING), observe.add_observer(diary):
         running = Background(lambda: mean_visit_beside(clients, MODEL))
-        eventually(lambda: len(opened.visitors) == CLIENTS - 1)
+        door.wait_for(running, slow.pid)
+        gate.open()
+        eventually(lambda: len(opened.visitors) == CLIENTS - 2)
         door.open()
         assert bits(running.result()) == bits(locally(mean_visit, clients))
     sent = [(event.worker, event.bytes_sent > MODEL.nbytes) for event in diary.of(PhaseEnded) if event.worker]
@@ -101,13 +111,14 @@ def test_a_large_value_that_clients_share_is_not_sent_again_with_clients_that_mo
 
 
 def test_clients_of_a_worker_that_stands_still_run_elsewhere_and_it_may_wake(
-    fleet: Fleet, door: Door, opened: Door
+    fleet: Fleet, door: Door, gate: Door, opened: Door
 ) -> None:
     left, still = fleet.start(threads=1), fleet.start(threads=1, heartbeat_seconds=60.0)
-    clients, diary = arguments(opened, (9, door)), Diary()
+    clients, diary = arguments(opened, (0, gate), (9, door)), Diary()
     with context_over([left.target, still.target]), observe.add_observer(diary):
         running = Background(lambda: mean_visit(clients))
         door.wait_for(running, still.pid)
+        gate.open()
         still.stop()
         eventually(lambda: left.pid in door.visitors)
         door.open()
@@ -121,13 +132,14 @@ def test_clients_of_a_worker_that_stands_still_run_elsewhere_and_it_may_wake(
 
 
 def test_of_two_copies_the_one_that_is_not_needed_is_stopped_between_clients(
-    fleet: Fleet, door: Door, opened: Door, capsys: pytest.CaptureFixture[str]
+    fleet: Fleet, door: Door, gate: Door, opened: Door, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left, still = fleet.start(threads=1), fleet.start(threads=1, heartbeat_seconds=60.0)
-    clients = arguments(opened, (9, door))
+    clients = arguments(opened, (0, gate), (9, door))
     with context_over([left.target, still.target]):
         running = Background(lambda: mean_visit(clients))
         door.wait_for(running, still.pid)
+        gate.open()
         still.stop()
         eventually(lambda: left.pid in door.visitors)
         assert ("also at", still.target) in origins(capsys, left.target)
@@ -143,16 +155,17 @@ def test_of_two_copies_the_one_that_is_not_needed_is_stopped_between_clients(
 
 @pytest.mark.parametrize("stands_still", [False, True])
 def test_a_client_that_fails_on_one_of_two_workers_is_done_if_the_other_responds(
-    fleet: Fleet, door: Door, stands_still: bool
+    fleet: Fleet, door: Door, gate: Door, stands_still: bool
 ) -> None:
     fast, slow = fleet.start(threads=1), fleet.start(threads=1, heartbeat_seconds=60.0)
     clients, diary = [(0, 0)] * 80, Diary()
-    clients[40] = (door.port, slow.pid)
+    clients[0], clients[40] = (gate.port, fast.pid), (door.port, slow.pid)
     policy = fedstack.ClientFailures()
     with context_over([fast.target, slow.target], client_failures=policy), observe.add_observer(diary):
         sum_of_visits_or_failures([(0, 0)] * 80)  # a new function would first run on one worker
         running = Background(lambda: sum_of_visits_or_failures(clients))
         door.wait_for(running, slow.pid)
+        gate.open()
         if stands_still:
             slow.stop()
         eventually(lambda: any(event.runs_twice for event in diary.of(ClientsTakenOver)))
@@ -169,12 +182,13 @@ def test_a_client_that_fails_on_one_of_two_workers_is_done_if_the_other_responds
         door.open()
 
 
-def test_without_hedging_clients_do_not_run_twice(fleet: Fleet, door: Door, opened: Door, caplog) -> None:
+def test_without_hedging_clients_do_not_run_twice(fleet: Fleet, door: Door, gate: Door, opened: Door, caplog) -> None:
     left, still = fleet.start(threads=1), fleet.start(threads=1)
-    clients, diary = arguments(opened, (9, door)), Diary()
+    clients, diary = arguments(opened, (0, gate), (9, door)), Diary()
     with context_over([left.target, still.target], retry_policy=NO_HEDGING), observe.add_observer(diary):
         running = Background(lambda: mean_visit(clients))
         door.wait_for(running, still.pid)
+        gate.open()
         still.stop()
         eventually(lambda: left.pid in door.visitors)  # once the worker's silence counts as a loss
         door.open()
