@@ -25,13 +25,6 @@ AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def servers() -> Iterator[None]:
-    remote_stacks.service()
-    yield
-    remote_stacks.stop_servers()
-
-
 def remote(**options: Any) -> Any:
     return remote_stacks.remote(0, remote_stacks.in_memory_stub(**options))
 
@@ -71,6 +64,15 @@ def doubled(sequence):
 @fl.federated_computation(AT_CLIENTS)
 def aggregated(values):
     return fl.federated_aggregate(values, np.float32(0), add, add, double)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    remote_stacks.service()
+    with over(lambda clients: FederatingExecutor(plain(), clients)):
+        aggregated([1.0] * 20)  # its thread is there before the first test, which would wait for its end
+    yield
+    remote_stacks.stop_servers()
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from fedstack.errors import LeafError
 from fedstack.observe import PhaseStarted
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 
 SIZE, CLIENTS = 250, 43
 VECTOR = fl.TensorType(np.float32, [SIZE])
@@ -116,6 +117,7 @@ def test_clients_of_a_piece_begin_after_those_of_the_piece_before() -> None:
     stub = ExecutorStub(InMemoryConnection(service))
     with fedstack.create_sync_remote_execution_context([stub]):
         fold(values())
+    io_loop.run_sync(service.close())
     assert begun == [*range(CLIENTS)]
 
 
