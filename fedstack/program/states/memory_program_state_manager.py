@@ -76,4 +76,7 @@ class MemoryProgramStateManager(ProgramStateManager[Any]):
 
 
 def _copied(value: object) -> object:
-    return cast("NDArray[Any]", value).copy() if isinstance(value, np.ndarray) else value
+    if not isinstance(value, np.ndarray):
+        return value
+    array = cast("NDArray[Any]", value)
+    return array.astype(array.dtype.newbyteorder("="))  # as in files

@@ -93,6 +93,13 @@ def test_a_state_comes_back_as_it_was(manager) -> None:
     assert found.model["w"].flags.writeable
 
 
+def test_arrays_come_back_in_the_byte_order_of_the_machine(manager) -> None:
+    run(manager.save([np.arange(3, dtype=">i4")], 1))
+    (found,), _ = run(manager.load_latest([np.zeros(3, np.int32)]))
+    assert (found.dtype, found.tolist()) == (np.dtype(np.int32), [0, 1, 2])
+    assert found.dtype.isnative
+
+
 def test_a_loaded_state_is_a_copy(manager) -> None:
     saved = state()
     run(manager.save(saved, 1))
