@@ -25,23 +25,23 @@ _BOOLS = (bool, np.bool_)
 Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", object], None]
 
 
-def check_whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
+def check_whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
     """Returns a Python or NumPy whole number as an `int`, after checking its range.
 
     Args:
       name: The name of the parameter, for the message.
       value: The value that the user passed.
-      least: The minimum.
+      least: The minimum; `None` for no limit, and then `most` is not given either.
       most: The maximum; `None` for no limit.
 
     Raises:
       InvalidValueError: If the value is not a whole number or is out of range.
     """
     number = whole_number_of(value)
-    if number is None or number < least or (most is not None and number > most):
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if number is None or (least is not None and number < least) or (most is not None and number > most):
+        bounds = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most}"
         found = describe(value) if number is None else value
-        raise InvalidValueError(f"Expected {name}{' to be a whole number' * (number is None)} {bounds}, found {found}")
+        raise InvalidValueError(f"Expected {name}{' to be a whole number' * (number is None)}{bounds}, found {found}")
     return number
 
 

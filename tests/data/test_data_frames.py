@@ -110,7 +110,8 @@ def test_several_columns_of_one_name_are_refused_by_that_name():
     ],
 )
 def test_a_nullable_column_with_a_missing_value_is_refused_with_its_name_and_the_row(column, shown):
-    message = rf"in every row of a column of {shown}, found no value in row 1 \(2 missing\); at %s; .* rows.*fillna"
+    fill = "fill_null" if isinstance(column, Polar) else "fillna"
+    message = rf"in every row of a column of {shown}, found no value in row 1 \(2 missing\); at %s; .* rows.*{fill}"
     frame = Frame(("who", np.array([1, 1, 2])), ("x", column))
     with pytest.raises(InvalidValueError, match=message % "column 'x'"):
         by_client(frame, "who")

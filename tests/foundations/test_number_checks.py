@@ -36,6 +36,9 @@ def test_a_whole_number_out_of_its_range_is_named() -> None:
         check_whole_number("n", 0, 1)
     with pytest.raises(InvalidValueError, match=r"^Expected n from 1 to 3, found 4$"):
         check_whole_number("n", 4, 1, 3)
+    assert check_whole_number("n", -(10**30)) == -(10**30)
+    with pytest.raises(InvalidValueError, match=r"^Expected n to be a whole number, found str 'all'$"):
+        check_whole_number("n", "all")
 
 
 @pytest.mark.parametrize("value", [0, 1.5, np.float32(1), np.int8(1)])

@@ -7,6 +7,7 @@ i mod W of a group of W consecutive clients. The lanes of clients that are not p
 arguments, and their results are dropped.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -115,16 +116,26 @@ def _unstacked(type_spec: Type, lanes: int, name: str, path: str) -> Type:
     )
 
 
+# What is no advice for groups, whose number of rows does not vary.
+_VARYING = re.compile(r"; declare [^;]* if the number of rows varies")
+
+
 class _Group(PythonLeaf):
     """A vectorized function as a leaf that is called once for all lanes."""
 
-    result_advice = (
-        "a vectorized function returns arrays whose first axis is that of its arguments, a row for each client"
-    )
-
-    def __init__(self, function: Callable[..., object], name: str, parameter: Type | None, result: Type) -> None:
+    def __init__(
+        self, function: Callable[..., object], name: str, parameter: Type | None, result: Type, lanes: int
+    ) -> None:
         super().__init__(function, name, parameter, result)
+        self.result_advice = (
+            "a vectorized function returns arrays whose first axis is that of its arguments, a row for each of the "
+            f"{lanes} clients of a group"
+        )
         self.evaluate = with_one_blas_thread(self.evaluate)  # at the server, too
+
+    def _placed(self, error: FedstackError) -> FedstackError:
+        error.args = (_VARYING.sub("", str(error)), *error.args[1:])
+        return super()._placed(error)
 
 
 class VectorizedLeaf(BoundOperation):
@@ -260,7 +271,7 @@ def python_leaf(
     check_vectorized(name, parameter, result)
     parameter = cast(Type, parameter)
     lanes = lanes_of(parameter, result)
-    group = _Group(function, name, stacked(parameter, lanes), stacked(result, lanes))
+    group = _Group(function, name, stacked(parameter, lanes), stacked(result, lanes), lanes)
     return VectorizedLeaf(group, parameter, result, lanes)
 
 

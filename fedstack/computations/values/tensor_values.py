@@ -7,7 +7,7 @@ to int64, but not float64 to float32), and a Python number must be representable
 
 import contextvars
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NoReturn, cast
 
@@ -150,6 +150,8 @@ def _advice(value: object) -> str:
         return NO_RETURN
     if isinstance(value, (str, bytes)):
         return "convert the text to a number first"
+    if isinstance(value, Generator):
+        return "write return in place of yield, or collect what is yielded in an array"
     return ""
 
 
@@ -356,9 +358,10 @@ def check_nothing_missing(value: Any, path: str) -> None:
         return
     rows = np.flatnonzero(np.asarray(missing(), np.bool_))
     if len(rows):
+        fill = "fill_null" if hasattr(value, "is_null") else "fillna"
         raise InvalidValueError(
             f"Expected a value in every row of a column of {dtype}, found no value in row {rows[0]} ({len(rows)} "
-            f"missing); at {path}; drop these rows, or fill in the missing values with fillna(…)"
+            f"missing); at {path}; drop these rows, or fill in the missing values with {fill}(…)"
         )
 
 

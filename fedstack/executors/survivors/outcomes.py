@@ -20,6 +20,7 @@ from fedstack.executors.survivors.ending import ranges_of
 from fedstack.observe.client_events import ClientFailed, ClientsRan
 from fedstack.observe.observers import observers
 
+_KINDS = ("done", "failed", "late", "absent")
 # The clients that ran together: the clients, the worker, and the time that they took, in seconds.
 Ran = tuple[range, str, float]
 
@@ -76,7 +77,7 @@ def _outcome_of(row: Any) -> ClientOutcome:
     is_failed = kind in ("failed", "late")
     if (
         not all(type(number) is int and number >= 0 for number in (call, phase, client))
-        or kind not in ("done", "absent", "failed", "late")
+        or kind not in _KINDS
         or not isinstance(worker, str)
         or not (seconds is None or (type(seconds) in (int, float) and 0 <= seconds < math.inf))
         or not all(isinstance(text, str) if is_failed else text is None for text in (name, message))
@@ -147,7 +148,13 @@ class ClientOutcomes(Sequence[ClientOutcome]):
         return dict(Counter(one.kind for one in self))
 
     def of_kind(self, kind: str) -> list[ClientOutcome]:
-        """Returns the outcomes of a kind, such as `failed`."""
+        """Returns the outcomes of a kind, such as `failed`.
+
+        Raises:
+          InvalidValueError: If there is no such kind.
+        """
+        if kind not in _KINDS:
+            raise InvalidValueError(f"Expected one of the kinds {', '.join(_KINDS)}, found {kind!r}")
         return [one for one in self if one.kind == kind]
 
     def to_frame(self) -> Any:

@@ -78,9 +78,10 @@ class Survivors(SystemScope):
         phase = self.phase
         recorded = self._replayed.phase(phase)
         if len(recorded) != clients:
+            found = str(len(recorded)) if self._replayed.phases else "no call with clients that is left to replay"
             raise InvalidValueError(
                 f"Expected the outcomes of {counted(clients, 'client')} in phase {phase} of the call to replay, found "
-                f"{len(recorded)}; {_REPLAY}"
+                f"{found}; {_REPLAY}"
             )
         before = self._replayed.work[phase] if recorded else None
         if before not in (None, work):

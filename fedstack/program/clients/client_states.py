@@ -51,6 +51,8 @@ class ClientStates(SavedClientStates, StagedReleases):
       folder: The folder for the states, which is created when it is needed; `None` to keep states in memory, without a
         state manager, for as long as the process runs.
       like: The state that a client has at first, and an example of all others: numbers, arrays, and structures of them.
+        Python's own numbers count as float32 and int32, as everywhere in the language; write `np.float64(0.1)` for more
+        digits.
       state_manager: Saves the states together with the program's state.
       name: The name of the states, which stays the same in later processes; by default that of the folder.
       migrate: Converts a state that was saved when `like` was another one: a function that gets the values of the old

@@ -83,7 +83,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
             )
         self._prefix = prefix
         self._kept_versions = KeptVersions(
-            check_whole_number("keep_total", keep_total, -sys.maxsize),
+            check_whole_number("keep_total", keep_total),
             check_bool("keep_first", keep_first),
             None if keep_every_k is None else checked_positive("keep_every_k", keep_every_k),
         )
@@ -108,7 +108,7 @@ class FileProgramStateManager(ProgramStateManager[Any]):
         """Makes releases a part of the states that are saved from now on."""
         if any(one.name == releases.name for one in self._releases):
             raise InvalidValueError(
-                f"Expected releases with different names, found {releases.name!r} twice; choose another file"
+                f"Expected different names for a program's files, found {releases.name!r} twice; choose another name"
             )
         if releases.continues and self._version is not None:
             releases.restore(self._releases_of(self._version).get(releases.name))

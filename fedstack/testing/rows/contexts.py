@@ -144,7 +144,7 @@ async def results_with_names_for_some_members_are_refused(subject: StackSubject)
 
 @promise_of_stacks(intrinsics=["federated_sum"])
 async def arguments_are_matched_before_clients_are_counted(subject: StackSubject) -> None:
-    """Arguments may be passed by name in any order. Only client values determine the number of clients."""
+    """Several arguments may be passed by name in any order. Only client values determine the number of clients."""
     made = computation(
         lambda x, rest: struct(intrinsic("federated_sum", x), rest), at_clients(np.int32), to_type([np.int32] * 3)
     )

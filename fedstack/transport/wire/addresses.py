@@ -147,6 +147,10 @@ def _checked(address: str, text: str, any_port: bool) -> str:
     found = _HOST_AND_PORT.fullmatch(address)
     if found is None:
         advice = f"write {FORMS}"
+        host, _, port = address.rpartition(":")
+        before = _HOST_AND_PORT.fullmatch(host)
+        if port and before is not None and before["port"] is None:
+            raise InvalidValueError(f"Expected a number as the port of {host}, found {port!r} in {text!r}")
         if "," in address:
             advice = "pass several addresses as a list"
         elif address.count(":") > 1 and "[" not in address:

@@ -252,6 +252,18 @@ def test_functions_that_cannot_be_vectorized_are_refused(parameters, result, fun
         fedstack.python_computation(parameters, result, vectorized=True)(function)
 
 
+def test_a_result_with_another_number_of_rows_is_told_the_size_of_a_group() -> None:
+    shortened = fedstack.python_computation([FLOAT], FLOAT, vectorized=True)(lambda x: x[:-1])
+    with pytest.raises(
+        TypeMismatchError, match=r"found shape \[1023\].* a row for each of the 1024 clients of a group"
+    ) as e:
+        locally(
+            fl.federated_computation(lambda x: fl.federated_map(shortened, x), fl.FederatedType(FLOAT, fl.CLIENTS)),
+            [1.0, 2.0],
+        )
+    assert "declare" not in str(e.value)
+
+
 def test_a_buffer_that_the_function_fills_again_is_copied() -> None:
     buffer = np.zeros((1024, 4), FLOAT)
     kind = fl.TensorType(FLOAT, [4])

@@ -117,7 +117,9 @@ def test_a_replay_has_the_same_bits_and_does_not_call_who_failed(tmp_path) -> No
     for make in (fedstack.local_executor_factory, lambda: remote_stacks.in_memory_workers(3)):
         with SyncExecutionContext(make(), client_failures=policy):
             again, once_more = mean(values), mean(values[:7])
-            with pytest.raises(InvalidValueError, match="outcomes of 7 clients in phase 0 .*, found 0; replay"):
+            with pytest.raises(
+                InvalidValueError, match="outcomes of 7 clients in phase 0 .*, found no call with clients .*; replay"
+            ):
                 mean(values[:7])
         assert again[0].tobytes() == first[0].tobytes()
         assert once_more[0].tobytes() == second[0].tobytes()
@@ -136,6 +138,12 @@ def test_a_replay_of_other_calls_is_refused(tmp_path) -> None:
         with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=outcomes)):
             with pytest.raises(InvalidValueError, match=message):
                 total(values)
+    with fedstack.create_sync_local_execution_context(client_failures=ClientFailures(replay=outcomes)):
+        total([1, -2, 3])
+        with pytest.raises(InvalidValueError, match="found no call with clients that is left to replay; replay calls"):
+            total([1, -2, 3])
+    with pytest.raises(InvalidValueError, match="one of the kinds done, failed, late, absent, found 'fail'"):
+        outcomes.of_kind("fail")
     short = '{"format": "fedstack client outcomes 2", "rows": [[1]]}'
     for content in ("{", "[]", '{"format": "another", "rows": []}', short):
         (tmp_path / "file").write_text(content)

@@ -224,6 +224,30 @@ def test_a_definition_that_contradicts_itself_is_refused(tmp_path: Path) -> None
         read_definition(proto)
 
 
+@pytest.mark.parametrize(
+    ("line", "kind", "message"),
+    [
+        ('{"x":', np.int32, """Expected a JSON object in .*a.jsonl, row 40001, found '{"x":': .*; correct the file"""),
+        ('{"x": 1.5}', np.int32, "Expected int32 in .*a.jsonl, row 40001, column 'x', found 1.5; correct the file"),
+        ('{"x": "a"}', np.int32, "Expected int32 in .*a.jsonl, row 40001, column 'x', found 'a'; correct the file"),
+        ('{"x": 300}', np.int8, "Expected int8 in .*a.jsonl, row 40001, column 'x', found 300; correct the file"),
+        ('{"x": [1, 2]}', np.int32, r"Expected int32 in .*a.jsonl, row 40001, column 'x', found \[1, 2\]; correct"),
+        ("[1]", np.int32, "row 40001"),
+    ],
+)
+def test_a_line_of_json_that_does_not_fit_is_named_by_its_row(tmp_path: Path, line, kind, message) -> None:
+    before = '{"x": 1, "y": "' + "p" * 80 + '"}\n'
+    (tmp_path / "a.jsonl").write_text(before * 20_000 + "\n" + before * 20_000 + line + "\n" + before)
+    with pytest.raises(InvalidValueError, match=message):
+        list(Dataset.from_json_lines(tmp_path / "a.jsonl", {"y": np.str_, "x": kind}))
+
+
+def test_a_list_of_another_length_is_named_by_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": [1]}\n{"x": [2, 3]}\n')
+    with pytest.raises(TypeMismatchError, match=r"rows of int32\[1\] in .*, row 2, found rows of int32\[2\]"):
+        list(Dataset.from_json_lines(tmp_path / "a.jsonl", {"x": (np.int32, [1])}))
+
+
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.csv").write_text("y\n1\n")
     for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet"):

@@ -165,8 +165,9 @@ class ArrowReader:
         narrows = self.from_text and kind == "f"
         is_one = kind_of_dtype(rows.dtype) == kind and (narrows or kind == "S" or np.can_cast(rows.dtype, dtype))
         if not is_one or not shape_fits(rows.shape[1:], tensor.shape):
+            where = f", row {first}" if len(rows) == 1 else ""
             raise TypeMismatchError(
-                f"Expected rows of {tensor} in {place}, found rows of {rows.dtype}{list(rows.shape[1:])}"
+                f"Expected rows of {tensor} in {place}{where}, found rows of {rows.dtype}{list(rows.shape[1:])}"
             )
         if kind == "S":
             return column_over(rows, TensorType(np.str_, rows.shape[1:]), len(rows), place)

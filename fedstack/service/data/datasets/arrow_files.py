@@ -4,6 +4,7 @@ import abc
 import contextlib
 import csv
 import io
+import json
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -21,6 +22,8 @@ from fedstack.service.data.reading.budget import Blocks, pieces
 
 # The number of bytes of a text file that are read at a time, and thus the maximum length of a line.
 _TEXT_BYTES = 16 << 20
+# The number of bytes of lines among which one is searched for that cannot be read.
+_SEARCHED_BYTES = 64 << 10
 _MISFIT = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to .*?: invalid value '(.*)'", re.DOTALL)
 
 
@@ -254,19 +257,65 @@ class JsonLinesFiles(ArrowFiles):
     from_text = True
 
     def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
-        pa, pa_json = imported_pyarrow(), imported_pyarrow(".json")
-        schema = pa.schema([(name, arrow_type(member)) for name, member in self.columns.items()])
-        with pa.input_stream(path) as file:
+        with imported_pyarrow().input_stream(path) as file:
             if not file.read(1):
                 return  # pyarrow would raise an error for an empty file
-        with pa.input_stream(path) as file:
-            for batch in pa_json.open_json(
-                file,
-                read_options=pa_json.ReadOptions(use_threads=False, block_size=_TEXT_BYTES),
-                parse_options=pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-            ):
-                batch.validate(full=True)  # checks that text is UTF-8
-                yield batch
+        with imported_pyarrow().input_stream(path) as file:
+            yield from _parsed_json(file, self.columns)
+
+    def misread(self, path: str, error: Exception) -> InvalidValueError:
+        for row, line in _json_rows(path, self.columns):
+            found = f"{path}, row {row}"
+            try:
+                members = json.loads(line)
+            except ValueError as reason:
+                text = shorten(line.decode(errors="replace").strip())
+                return InvalidValueError(f"Expected a JSON object in {found}, found {text}: {reason}; correct the file")
+            for name, member in self.columns.items():
+                if not isinstance(members, dict) or _is_json([line], {name: member}):
+                    continue
+                value = cast("dict[str, object]", members).get(name)
+                return InvalidValueError(
+                    f"Expected {member} in {found}, column {name!r}, found {shorten(value)}; correct the file, or "
+                    "declare another type"
+                )
+            return InvalidValueError(f"Reading {found} raised {type(error).__name__}: {error}; correct the file")
+        return super().misread(path, error)
+
+
+def _parsed_json(file: Any, columns: Mapping[str, Type]) -> Iterator[Any]:
+    """Yields `pyarrow.RecordBatch` objects with the columns of a JSON Lines file."""
+    pa_json = imported_pyarrow(".json")
+    schema = imported_pyarrow().schema([(name, arrow_type(member)) for name, member in columns.items()])
+    for batch in pa_json.open_json(
+        file,
+        read_options=pa_json.ReadOptions(use_threads=False, block_size=_TEXT_BYTES),
+        parse_options=pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    ):
+        batch.validate(full=True)  # checks that text is UTF-8
+        yield batch
+
+
+def _is_json(lines: Sequence[bytes], columns: Mapping[str, Type]) -> bool:
+    """Returns whether pyarrow reads these lines."""
+    try:
+        for _ in _parsed_json(io.BytesIO(b"".join(lines)), columns):
+            pass
+    except imported_pyarrow().ArrowException:
+        return False
+    return True
+
+
+def _json_rows(path: str, columns: Mapping[str, Type]) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that pyarrow does not read, with their rows: the rows in its errors count from some block on."""
+    row = 0
+    with imported_pyarrow().input_stream(path) as file:
+        reader = io.BufferedReader(file)
+        while lines := reader.readlines(_SEARCHED_BYTES):
+            some = [line for line in lines if line.strip()]
+            if some and not _is_json(some, columns):
+                yield from ((row + place, line) for place, line in enumerate(some, 1) if not _is_json([line], columns))
+            row += len(some)
 
 
 def type_in_file(kind: type[FilesWithSchema], path: str, columns: object, where: str) -> StructType:
