@@ -162,7 +162,7 @@ def test_text_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=r"Reading .*latin\.csv raised .*Row #2: .*invalid UTF8"):
         list(Dataset.from_csv(tmp_path / "latin.csv", {"x": np.str_}))
     (tmp_path / "latin.jsonl").write_bytes('{"x": "b"}\n{"x": "ä"}\n'.encode("latin-1"))
-    with pytest.raises(InvalidValueError, match=r"Reading .*latin\.jsonl raised .*UTF8"):
+    with pytest.raises(InvalidValueError, match=r"a JSON object in .*latin\.jsonl, row 2, found .*'utf-8' codec"):
         list(Dataset.from_json_lines(tmp_path / "latin.jsonl", {"x": np.str_}))
 
 
@@ -192,11 +192,11 @@ def test_json_values_are_read_as_the_type_says_and_other_members_left_out(tmp_pa
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"x": 0.5}, r"Reading .*a\.jsonl raised .*to int32.*0\.5"),
+        ({"x": 0.5}, r"Expected int32 in .*a\.jsonl, row 2, column 'x', found 0\.5"),
         ({"y": 1}, r"at .*a\.jsonl, column 'x', found no value in row 2"),
-        ({"x": 2**31}, r"Reading .*a\.jsonl raised .*2147483648"),
+        ({"x": 2**31}, r"Expected int32 in .*a\.jsonl, row 2, column 'x', found 2147483648"),
         ({"x": None}, r"at .*a\.jsonl, column 'x', found no value in row 2"),
-        (5, r"Reading .*a\.jsonl raised .*in row 1"),
+        (5, r"Expected a JSON object in .*a\.jsonl, row 2, found '5'; correct the file"),
     ],
 )
 def test_a_json_value_that_does_not_fit_is_refused_with_its_file(tmp_path: Path, value: Any, message: str) -> None:
@@ -208,5 +208,5 @@ def test_lines_of_json_are_objects(tmp_path: Path) -> None:
     with pytest.raises(TypeMismatchError, match="Expected a dict with a type for each column, found float32"):
         Dataset.from_json_lines(json_lines(tmp_path, 1.5), np.float32)
     (tmp_path / "bad.jsonl").write_text('{"x": 1}\n\n{]\n')
-    with pytest.raises(InvalidValueError, match=r"Reading .*bad\.jsonl raised .*JSON parse error"):
+    with pytest.raises(InvalidValueError, match=r"Expected a JSON object in .*bad\.jsonl, row 2, found"):
         list(Dataset.from_json_lines(tmp_path / "bad.jsonl", {"x": np.float32}))

@@ -267,18 +267,20 @@ class JsonLinesFiles(ArrowFiles):
         for row, line in _json_rows(path, self.columns):
             found = f"{path}, row {row}"
             try:
-                members = json.loads(line)
+                members = cast(object, json.loads(line))
             except ValueError as reason:
+                members = reason
+            if not isinstance(members, dict):
+                why = f": {members}" if isinstance(members, ValueError) else ""
                 text = shorten(line.decode(errors="replace").strip())
-                return InvalidValueError(f"Expected a JSON object in {found}, found {text}: {reason}; correct the file")
+                return InvalidValueError(f"Expected a JSON object in {found}, found {text}{why}; correct the file")
+            values = cast("dict[str, object]", members)
             for name, member in self.columns.items():
-                if not isinstance(members, dict) or _is_json([line], {name: member}):
-                    continue
-                value = cast("dict[str, object]", members).get(name)
-                return InvalidValueError(
-                    f"Expected {member} in {found}, column {name!r}, found {shorten(value)}; correct the file, or "
-                    "declare another type"
-                )
+                if not _is_json([line], {name: member}):
+                    return InvalidValueError(
+                        f"Expected {member} in {found}, column {name!r}, found {shorten(values.get(name))}; correct "
+                        "the file, or declare another type"
+                    )
             return InvalidValueError(f"Reading {found} raised {type(error).__name__}: {error}; correct the file")
         return super().misread(path, error)
 
