@@ -107,6 +107,7 @@ def snapshot_of(result: Type) -> Snapshot | None:
         return None
 
     def struct(payload: object, argument: object) -> object:
+        argument = argument if type(argument) is _Given else _Given(argument)
         changed: list[object] | None = None
         for index, make in members:
             member = _at(payload, index)
@@ -119,7 +120,24 @@ def snapshot_of(result: Type) -> Snapshot | None:
     return struct
 
 
+class _Given:
+    """The argument of a call. Its arrays are looked through once, although each member of a result asks for them."""
+
+    __slots__ = ("_arrays", "argument")
+
+    def __init__(self, argument: object) -> None:
+        self.argument = argument
+        self._arrays: set[int] | None = None
+
+    def shows(self, array: np.ndarray) -> bool:
+        """Returns whether the argument contains an array, or a view of it."""
+        if self._arrays is None:
+            self._arrays = {id(one) for found in _arrays_in(self.argument) for one in (found, found.base)}
+        return id(array) in self._arrays
+
+
 def _sequence_stays(payload: object, argument: object, element: Snapshot | None) -> object:
+    argument = argument.argument if type(argument) is _Given else argument
     given = cast("tuple[object, ...]", argument) if isinstance(argument, tuple) else (argument,)
     if any(payload is member for member in given):
         return payload  # the payload belongs to the caller, and the function cannot write to it
@@ -142,7 +160,8 @@ def _stays(payload: object, argument: object) -> object:
             return payload
         if not base.flags.writeable:
             return payload
-        if any(array is payload or array is base or array.base is base for array in _arrays_in(argument)):
+        given = argument if type(argument) is _Given else _Given(argument)
+        if given.shows(payload) or given.shows(base):
             return payload  # the payload belongs to the caller, and the function cannot write to it
     # Payloads are read-only, but the memory that they show may be writable.
     elif base is None or type(base) is bytes:

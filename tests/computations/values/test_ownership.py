@@ -8,6 +8,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
+from fedstack.computations.values import ownership
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.ownership import snapshot_of, take_buffer, whole_buffer
 from fedstack.computations.values.tensor_values import read_only
@@ -99,3 +100,20 @@ def test_a_user_gets_an_array_of_their_own(case: Case) -> None:
 
 def test_a_buffer_is_whole_if_the_payload_shows_all_of_it_and_it_can_be_written_to(case: Case) -> None:
     assert (whole_buffer(read_only(case.make())) is not None) == case.is_whole
+
+
+def test_an_argument_is_looked_through_once_however_many_members_of_the_result_are_its_arrays(monkeypatch) -> None:
+    owned = [np.ones(2, np.float32) for _ in range(50)]
+    argument = tuple(read_only(one) for one in owned)
+    searched, find = list[object](), ownership._arrays_in
+    monkeypatch.setattr(ownership, "_arrays_in", lambda payload: searched.append(payload) or find(payload))
+    snapshot = snapshot_of(fl.StructType([fl.TensorType(np.float32, [2])] * 50))
+    assert snapshot is not None
+    assert snapshot(argument[::-1], argument) == argument[::-1]
+    assert sum(one is argument for one in searched) == 1
+    other = tuple(read_only(np.ones(2, np.float32)[:]) for _ in range(49))
+    strange = read_only(kept_by_module := np.ones(2, np.float32))
+    found: Any = snapshot((*other, strange), argument)
+    assert found[:49] == other
+    kept_by_module[0] = 7
+    assert found[49].tolist() == [1, 1]
