@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from fedstack.errors import FedstackError
+from fedstack.errors import FedstackError, WorkerUnavailableError
 from fedstack.foundations.deadline import Deadline
 from fedstack.membership.member import AnyMember, M, MemberState
 from fedstack.membership.members import FIRST_PAUSE, LONGEST_PAUSE, Members
@@ -21,6 +21,8 @@ _LOOK_SECONDS = 0.5
 _WATCH_SECONDS = 0.1
 # The pause before asking again whether a member is draining (after a failed query) or whether it has stopped.
 _AGAIN_SECONDS = 1.0
+# A process that does not report within this time that it is draining is another one, which was started at the address.
+_DRAINING_SECONDS = 2.0
 
 
 class Asker(Generic[M]):
@@ -145,10 +147,15 @@ async def _follow(member: M, heard: "weakref.WeakMethod[Callable[[M, Exception |
     async for _ in Deadline().attempts(itertools.repeat(_AGAIN_SECONDS)):
         try:
             await connection.check_alive(_AGAIN_SECONDS)
+            await Deadline(_DRAINING_SECONDS).wait(connection.until_draining(), lambda: _restarted(member))
         except FedstackError as error:
             found = error.with_traceback(None)
             break
     _tell(heard, member, found)
+
+
+def _restarted(member: AnyMember) -> WorkerUnavailableError:
+    return WorkerUnavailableError(f"The worker at {member.address} has stopped, and another one was started there")
 
 
 def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
