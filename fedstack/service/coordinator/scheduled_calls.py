@@ -132,17 +132,23 @@ class ScheduledCalls:
         await self.driver.until(lambda: self._scheduler.has_room or self._scheduler.has_errors)
 
     async def join(self, timeout: float | None = None, what: object = None) -> None:
-        """Waits until all closures have ended.
+        """Waits until all closures have ended, and a while for those that were cancelled while they ran.
 
         Args:
           timeout: The time limit in seconds; `None` for no limit.
           what: The object to name in the error message.
 
         Raises:
-          Exception: The error of a closure. Raised once all closures have ended.
-          DeadlineExceededError: If the closures take longer than `timeout`.
+          Exception: The error of a closure. Raised once all closures have ended, or after `timeout` if it has cancelled
+            those that still run.
+          DeadlineExceededError: If the closures take longer than `timeout`, and none has failed.
         """
-        await within(self.driver.until(lambda: self._scheduler.is_idle), timeout, what)
+        try:
+            await within(self.driver.until(lambda: self._scheduler.is_idle), timeout, what)
+        except DeadlineExceededError:
+            with self._lock:
+                self._check()
+            raise
         with self._lock:
             self._check()
 

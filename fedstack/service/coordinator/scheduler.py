@@ -15,9 +15,9 @@ from fedstack.service.coordinator.calls.closures import (
     Notify,
     RunClosures,
     Search,
-    Stop,
     WorkerState,
 )
+from fedstack.service.coordinator.cancelled import CancelledClosures
 from fedstack.service.coordinator.queues import MOST_RUNNING, Queues
 
 MOST_QUEUED = 262_144
@@ -50,7 +50,7 @@ class Scheduler:
         self._unfinished: dict[Closure, None] = {}
         self._errors: dict[Exception, None] = {}
         self._changed: dict[Closure, None] = {}
-        self._cancelled: list[Closure] = []
+        self._cancelled = CancelledClosures(clock)
 
     @property
     def workers(self) -> tuple[WorkerState, ...]:
@@ -85,8 +85,8 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all closures have ended, and no worker is running a cancelled one."""
-        return not self._unfinished and not self.running
+        """Whether all closures have ended, and no worker is running one that was cancelled a moment ago."""
+        return not self._unfinished and not self._cancelled.seconds_left(self.workers)
 
     # Requests from callers.
 
@@ -276,10 +276,7 @@ class Scheduler:
             actions.append(Notify([callback for closure in changed for callback in tuple(closure.callbacks)]))
             for closure in changed:
                 closure.callbacks = {}
-        if self._cancelled:
-            cancelled, self._cancelled = self._cancelled, []
-            stops = {worker: [one for one in cancelled if one in worker.running] for worker in workers}
-            actions += [Stop(worker, closures) for worker, closures in stops.items() if closures]
+        actions += self._cancelled.stops(workers)
         for worker in workers:
             if worker.to_fetch:
                 actions.append(Fetch(worker, list(worker.to_fetch)))
@@ -287,8 +284,9 @@ class Scheduler:
         actions += runs
         if self._unfinished and not workers:
             actions.append(Search())
-        if (seconds := self._queues.seconds_to_assignments()) is not None:
-            actions.append(AskAgain(seconds))
+        seconds = [self._queues.seconds_to_assignments(), self._cancelled.seconds_left(workers) or None]
+        if again := [one for one in seconds if one is not None]:
+            actions.append(AskAgain(min(again)))
         return actions + leaves
 
     def end(self) -> None:
@@ -358,7 +356,7 @@ class Scheduler:
     def _cancel(self, closure: Closure, why: str = "") -> None:
         closure.error = ClosureCancelledError(f"The call of {closure.name!r} was cancelled{why}")
         if closure.state is ClosureState.RUNNING:
-            self._cancelled.append(closure)
+            self._cancelled.add(closure)
         self._end(closure, ClosureState.CANCELLED)
 
     def _end(self, closure: Closure, state: ClosureState) -> None:

@@ -22,7 +22,7 @@ from fedstack.errors import (
     LeafError,
     TypeMismatchError,
 )
-from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator
+from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator, cancelled
 
 WALL = 30.0
 
@@ -253,6 +253,22 @@ def test_one_call_can_be_cancelled(coordinator: ClusterCoordinator, gate: Gate) 
     with pytest.raises(ClosureCancelledError, match="'held' was cancelled$"):
         slow.get()
     assert other.get() == 2.0
+    gate.open()
+    coordinator.join(timeout=WALL)
+
+
+@pytest.mark.parametrize(("seconds", "timeout"), [(0.1, None), (WALL, 0.1)])
+def test_a_function_that_does_not_end_does_not_keep_an_error_back(
+    coordinator: ClusterCoordinator, gate: Gate, monkeypatch: pytest.MonkeyPatch, seconds: float, timeout: float | None
+) -> None:
+    monkeypatch.setattr(cancelled, "CANCELLED_SECONDS", seconds)
+    coordinator.schedule(held, (gate.path,))
+    failed = coordinator.schedule(fail, (1.0,))
+    with pytest.raises(LeafError):
+        failed.get(WALL)
+    with pytest.raises(LeafError, match="'fail' raised ValueError: no"):
+        coordinator.join(timeout=timeout)
+    assert coordinator.schedule(double, (1.0,)).get() == 2.0
     gate.open()
     coordinator.join(timeout=WALL)
 

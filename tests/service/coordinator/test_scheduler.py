@@ -5,6 +5,7 @@ from scheduler_world import AWAY, World
 
 from fedstack.errors import ClosureCancelledError, LostWorkersError, NoWorkersError, WorkerUnavailableError
 from fedstack.service.coordinator.calls.closures import ClosureState
+from fedstack.service.coordinator.cancelled import CANCELLED_SECONDS
 from fedstack.service.coordinator.losses import MOST_DEPTH
 from fedstack.service.coordinator.queues import GATHER_SECONDS
 
@@ -130,6 +131,25 @@ def test_after_an_error_all_others_are_cancelled_and_it_is_told_once() -> None:
     world.done(b)
     assert world.scheduler.is_idle
     assert b.state is ClosureState.CANCELLED
+
+
+def test_what_runs_on_after_it_was_cancelled_is_waited_for_a_while() -> None:
+    world = World()
+    a, b = world.add("a"), world.add("b")
+    world.given()
+    assert world.scheduler.cancel(a)
+    world.now += 4
+    world.done(b)
+    assert not world.scheduler.is_idle
+    assert world.asks_again() == CANCELLED_SECONDS - 4
+    world.now += CANCELLED_SECONDS - 4
+    assert world.scheduler.is_idle
+    assert world.asks_again() is None
+    c = world.add("c")
+    world.run(c)
+    assert world.scheduler.is_idle
+    world.done(a)
+    assert (a.state, world.scheduler.running) == (ClosureState.CANCELLED, 0)
 
 
 def test_an_error_of_a_closure_that_was_cancelled_for_another_is_told_too() -> None:
