@@ -184,12 +184,6 @@ class TlsPipe(Pipe, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    @property
-    def transport(self) -> asyncio.Transport:
-        """The transport."""
-        assert self._transport is not None
-        return self._transport
-
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import socket
@@ -274,6 +275,38 @@ def test_streams_use_the_certificates_of_the_server(files: CertificateFiles) -> 
     )
     with serving(credentials=theirs, host="localhost") as server:
         on_loop(work)
+
+
+def test_a_stranger_with_a_certificate_who_sends_garbage_and_leaves_is_no_error_of_the_server(
+    files: CertificateFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    ports: list[int] = []
+
+    async def ask() -> None:
+        ports.append((await ticket_of(server, mine)).port)
+        async with dialled(server, mine) as connection:
+            assert await connection.unary(path_of("Unary"), b"x", WALL) == b"x"
+
+    def intrude() -> None:
+        context = client_security(mine, "localhost").context
+        with contextlib.suppress(OSError), socket.create_connection(("localhost", ports[0]), WALL) as plain:
+            with context.wrap_socket(plain, server_hostname="localhost") as secured:
+                secured.sendall(b"\xff" * 2_000_000)
+                secured.recv(10)
+
+    theirs = ServerCredentials.from_files(
+        certificate=files.server_cert, private_key=files.server_key, client_root_certificates=files.ca
+    )
+    mine = ClientCredentials.from_files(
+        root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
+    )
+    with serving(credentials=theirs, host="localhost") as server:
+        on_loop(ask)
+        for _ in range(60):
+            intrude()
+        on_loop(ask)
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_the_name_of_the_server_is_checked(files: CertificateFiles, others: CertificateFiles) -> None:

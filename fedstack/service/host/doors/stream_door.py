@@ -236,8 +236,9 @@ class StreamDoor:
         else:
             pipe = TlsPipe(stream.protocol, stream.lost)
             loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(lambda: pipe, connection, ssl=self._tls(self._certificates))
-            certificate = _certificate_of(pipe.transport)
+            # The pipe may have been lost by then: what the client sent after its handshake may have come with it.
+            secured, _ = await loop.connect_accepted_socket(lambda: pipe, connection, ssl=self._tls(self._certificates))
+            certificate = _certificate_of(secured)
             stream.attach(pipe)
         try:
             hello = StreamHello.FromString(await stream.greeting())
