@@ -380,6 +380,30 @@ def test_check_of_a_server_with_methods_says_what_it_is(capsys: pytest.CaptureFi
         assert "is up: a server with methods to call\n" in capsys.readouterr().out
 
 
+def test_a_server_that_hangs_up_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    def hang_up(listening: socket.socket) -> None:
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                connection.settimeout(0.05)
+                with contextlib.suppress(TimeoutError):
+                    if connection.recv(1) == b"q":
+                        return
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=hang_up, args=[listening])
+        thread.start()
+        port = listening.getsockname()[1]
+        try:
+            found = complaint(capsys, f"127.0.0.1:{port}", "--timeout", "3")
+        finally:
+            with socket.create_connection(("127.0.0.1", port)) as last:
+                last.sendall(b"q")
+            thread.join()
+    assert "it closes connections immediately; check whether it" in found
+    assert "has room for another connection (--max-connections)" in found
+
+
 def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     def greet(listening: socket.socket) -> None:
         while True:

@@ -15,7 +15,7 @@ from fedstack.service.host.calls.call_table import NOBODY, CallCounts, caller_at
 from fedstack.service.host.config import HostConfig, check_exposure
 from fedstack.service.host.doors.grpc_door import GrpcDoor
 from fedstack.service.host.doors.stream_door import StreamDoor
-from fedstack.service.host.limits import ServerLimits, most_connections
+from fedstack.service.host.limits import ServerLimits, check_descriptors, most_connections
 from fedstack.service.host.listening import LOCAL, check_free, dialled, let_go_of_sockets, servers_here
 from fedstack.service.host.standard_services import HealthService, ReflectionService
 from fedstack.service.host.status import StallMeter, StatusService
@@ -151,6 +151,7 @@ class Host:
         Raises:
           AddressError: If the server cannot listen on its address.
           InvalidValueError: If the server's certificates are invalid.
+          ResourceLimitError: If this process may open too few files.
           ClosedError: If the server was stopped, or this process was forked from a process that uses gRPC.
         """
         if self._ending is not None:
@@ -165,6 +166,7 @@ class Host:
             service.started()
 
     async def _listen(self) -> None:
+        check_descriptors()
         fork_guard.begin()
         check_free(self._listens)
         server = grpc.aio.server(handlers=[self._door], options=self._options())

@@ -26,6 +26,10 @@ except ModuleNotFoundError:  # the system is not POSIX
     resource = None
 
 
+# With fewer than 16, gRPC ends the process or cannot listen.
+_FEWEST_DESCRIPTORS = 32
+
+
 def _count(default: int, what: str, most: int = MOST_BYTES) -> Any:
     """Returns a field for a whole number of at least 1.
 
@@ -167,12 +171,30 @@ def most_connections(limits: ServerLimits) -> int:
 
     Together they leave a quarter of the process's file descriptors for other uses.
     """
+    descriptors = _descriptors()
+    return limits.max_connections if descriptors is None else max(1, min(limits.max_connections, descriptors * 3 // 8))
+
+
+def check_descriptors() -> None:
+    """Checks that this process may open as many files as a server needs: without some of them, gRPC crashes.
+
+    Raises:
+      ResourceLimitError: If it may not.
+    """
+    descriptors = _descriptors()
+    if descriptors is not None and descriptors < _FEWEST_DESCRIPTORS:
+        raise ResourceLimitError(
+            f"Expected at least {_FEWEST_DESCRIPTORS} open files for a server, found a limit of {descriptors}; raise "
+            "it with ulimit -n"
+        )
+
+
+def _descriptors() -> int | None:
+    """Returns how many files this process may open; `None` if that is not limited."""
     if resource is None:
-        return limits.max_connections
+        return None
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        return limits.max_connections
-    return max(1, min(limits.max_connections, descriptors * 3 // 8))
+    return None if descriptors == resource.RLIM_INFINITY else descriptors
 
 
 def option_of(name: str) -> str:

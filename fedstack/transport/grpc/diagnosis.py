@@ -84,13 +84,13 @@ def is_http2(address: Address, seconds: float, context: ssl.SSLContext | None, n
     """
     with connect(address, seconds) as connection:
         if context is None:
-            return _answers(connection, seconds)
+            return _is_settings(_answer(connection, seconds))
         try:
             secured = context.wrap_socket(connection, server_hostname=name)
         except TimeoutError as error:
             raise SilentError from error
         with secured:
-            return _answers(secured, seconds)
+            return _is_settings(_answer(secured, seconds))
 
 
 def wants_certificates(address: Address, seconds: float, context: ssl.SSLContext, name: str) -> bool:
@@ -111,7 +111,8 @@ def wants_certificates(address: Address, seconds: float, context: ssl.SSLContext
         return False
 
 
-def _answers(connection: socket.socket, seconds: float) -> bool:
+def _answer(connection: socket.socket, seconds: float) -> bytes:
+    """Returns the first bytes that a server sends after the greeting; less than a header of a frame if it hangs up."""
     deadline = Deadline(seconds)
     answer = b""
     try:
@@ -119,13 +120,17 @@ def _answers(connection: socket.socket, seconds: float) -> bool:
         while len(answer) < _FRAME_HEADER_BYTES and not deadline.is_over:
             more = connection.recv(1024)
             if not more:
-                return False
+                break
             answer += more
     except TimeoutError as error:
         if not answer:
             raise SilentError from error
     except OSError:  # the server has closed the connection
-        return False
+        pass
+    return answer
+
+
+def _is_settings(answer: bytes) -> bool:
     return len(answer) >= _FRAME_HEADER_BYTES and answer[3] == _SETTINGS
 
 
@@ -264,9 +269,13 @@ def _fault_of_socket(target: Target, credentials: ClientCredentials, seconds: fl
 
 
 def _fault_of_plaintext(address: Address, seconds: float) -> _Finding:
-    if is_http2(address, seconds, None):
+    with connect(address, seconds) as connection:
+        answer = _answer(connection, seconds)
+    if _is_settings(answer):
         return None
-    return (causes.TLS if talks_tls(address, seconds) else causes.OTHER_LANGUAGE), ""
+    if talks_tls(address, seconds):
+        return causes.TLS, ""
+    return (causes.OTHER_LANGUAGE if answer else causes.HANGS_UP), ""
 
 
 def _fault_of_tls(host: str, address: tuple[str, int], credentials: ClientCredentials, seconds: float) -> _Finding:

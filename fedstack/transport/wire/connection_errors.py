@@ -88,7 +88,8 @@ NO_ANSWER = Reason(
 BROKEN_OFF = Reason("the connection was lost", "check whether the server is still running")
 HANGS_UP = Reason(
     "it closes connections immediately",
-    "check whether it is running and speaks gRPC, and whether it requires {certificate}",
+    "check whether it is running and speaks gRPC, has room for another connection (--max-connections), or requires "
+    "{certificate}",
 )
 OTHER_LANGUAGE = Reason("it does not speak gRPC", "correct the host and port")
 NO_TLS = Reason(

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2
 from fedstack import errors
 from fedstack.computations.types.language import RetryableError
 from fedstack.service.host import host as hosting
+from fedstack.service.host import limits
 from fedstack.service.host.config import HostConfig
 from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.limits import ServerLimits
@@ -142,6 +143,16 @@ def test_a_foreseen_error_is_logged_without_its_text(
     assert [record.getMessage() for record in caplog.records] == [
         "Fail failed: CardinalityError; called from ipv4:127.0.0.1"
     ]
+
+
+def test_a_process_that_may_open_too_few_files_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_descriptors", lambda: 31)
+    message = "at least 32 open files for a server, found a limit of 31; raise it"
+    with pytest.raises(errors.ResourceLimitError, match=message), ServerThread(GrpcServer([EchoService()])):
+        pass
+    monkeypatch.setattr(limits, "_descriptors", lambda: 32)
+    with ServerThread(GrpcServer([EchoService()])) as thread:
+        assert thread.target
 
 
 def test_bytes_that_are_no_message_are_the_callers_fault(server: GrpcServer) -> None:

@@ -169,7 +169,7 @@ async def test_a_server_that_hangs_up_may_want_credentials(certificates):
         for credentials in (None, ClientCredentials.from_files(root_certificates=certificates.ca)):
             with pytest.raises(
                 WorkerUnavailableError,
-                match=": it closes connections immediately; .* it requires certificate and private_key",
+                match=": it closes connections immediately; .* or requires certificate and private_key",
             ):
                 await answer_from(address, credentials)
 
