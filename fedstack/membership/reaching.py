@@ -41,7 +41,7 @@ def say_waiting(what: str, seconds: float | None, causes: Mapping[str, str] | Ex
       seconds: The time limit of the wait in seconds; `None` for no limit.
       causes: The reason why the peer is not ready, as an error or a text; or the reasons by address.
     """
-    limit = "" if Deadline(seconds).left is None else f" for at most {seconds:g} s"
+    limit = "" if Deadline(seconds).left is None else f" for at most {seconds:.3g} s"
     found = listed(causes) if isinstance(causes, Mapping) else f" {causes}"
     _logger.warning("Waiting for %s%s:%s", what, limit, found)
 

@@ -12,13 +12,22 @@ from fedstack.errors import FedstackError, LeafError, TypeMismatchError
 from fedstack.executors.base import single_block
 
 NUMBERS = fl.FederatedType(np.float64, fl.CLIENTS)
-WRONG_TYPE, RAISES, RAISES_LATER = 1.0, 2.0, 3.0
+WRONG_TYPE, RAISES, RAISES_LATER, UNREADABLE = 1.0, 2.0, 3.0, 4.0
+
+
+class Unreadable(float):
+    """A number whose conversion raises, as that of a lazy one may."""
+
+    def __float__(self):
+        raise RuntimeError("cannot be read")
 
 
 @fedstack.python_computation(np.float64, np.float64)
 def first(x):
     if x == RAISES:
         raise ValueError("raised at once")
+    if x == UNREADABLE:
+        return Unreadable(x)
     return "text" if x == WRONG_TYPE else x
 
 
@@ -75,8 +84,11 @@ def stack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         ({"c5": RAISES_LATER, "c10": WRONG_TYPE}, LeafError, "'second' raised ValueError: raised later; at client 5"),
         ({"c4": RAISES, "c5": RAISES_LATER}, LeafError, "'first' raised ValueError: raised at once; at client 4"),
         ({"c4": RAISES_LATER, "c5": RAISES_LATER, "c6": RAISES}, LeafError, "raised later; at client 4"),
+        ({"c5": UNREADABLE, "c10": RAISES}, LeafError, "'first' raised RuntimeError: cannot be read; at client 5"),
+        ({"c4": WRONG_TYPE, "c5": UNREADABLE}, TypeMismatchError, "the result of 'first' at client 4"),
+        ({"c4": RAISES_LATER, "c5": UNREADABLE}, LeafError, "raised later; at client 4"),
     ],
-    ids=["type", "raises", "later", "later before a type", "at once", "three"],
+    ids=["type", "raises", "later", "later before a type", "at once", "three", "unreadable", "after a type", "after"],
 )
 def test_the_error_is_that_of_the_first_client_that_fails(
     stack: None, failures: dict[str, float], kind: type[FedstackError], text: str

@@ -209,6 +209,8 @@ class Leaf(BoundOperation):
             return normalize_argument(value, self.result, place)
         except FedstackError as error:
             raise self._misfit(error) from error.__cause__
+        except Exception as error:  # of a class of the user, whose objects are converted
+            raise_leaf_error(error, self.name, client)
 
     def _misfit(self, error: FedstackError) -> FedstackError:
         """Returns the error for a result that does not match its type. The error names the path inside the result.
@@ -263,6 +265,10 @@ class Leaf(BoundOperation):
             return column_from_values(values, self.result, lambda i: f"{self._place}[client {first_client + i}]")
         except FedstackError as error:
             raise self._misfit(error) from error.__cause__
+        except Exception:
+            for place, value in enumerate(values):
+                self._checked(value, first_client + place)  # raises the error of the first client that has one
+            raise
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

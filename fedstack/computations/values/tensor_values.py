@@ -88,7 +88,7 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
     elif hasattr(value, "__array__") and not isinstance(value, type):
         array = _cast_array(_converted(value, tensor, path), tensor, path)
     else:
-        mismatch(tensor, describe(value), path, _advice(value))
+        mismatch(tensor, describe(value), path, _advice(value, path))
     _check_shape(array.shape, tensor, path)
     return array[()] if array.ndim == 0 else read_only(array)
 
@@ -145,8 +145,8 @@ def all_read_only(arrays: Sequence[np.ndarray]) -> list[object]:
     return found
 
 
-def _advice(value: object) -> str:
-    if value is None:
+def _advice(value: object, path: str) -> str:
+    if value is None and path.startswith("the result"):
         return NO_RETURN
     if isinstance(value, (str, bytes)):
         return "convert the text to a number first"

@@ -98,7 +98,7 @@ class StallMeter:
         if late is not None:
             _logger.warning(
                 "The server's event loop was blocked for %.1f s, and all clients had to wait (%d times so far); check "
-                "for very large messages, an overloaded machine, or code that does not release Python's GIL",
+                "for very large messages, code that does not release Python's GIL, or a busy or suspended machine",
                 late,
                 self.counts.stalls,
             )

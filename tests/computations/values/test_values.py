@@ -102,7 +102,7 @@ def test_nan_stays_nan():
         (np.float32(1), BFLOAT16, "Expected bfloat16, found float32 1.0; at arg"),
         (np.float16(1), BFLOAT16, "Expected bfloat16, found float16 1.0; at arg"),
         ("1", np.int32, "Expected int32, found str '1'; at arg; convert the text to a number first"),
-        (None, np.int32, "Expected int32, found None; at arg; a function without a return statement returns None"),
+        (None, np.int32, "Expected int32, found None; at arg"),
         (1, np.str_, "Expected a string, found int 1; at arg"),
         (
             "\ud800",

@@ -35,7 +35,9 @@ def test_another_layer_is_refused_on_both_sides():
 
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:", ":80", "localhost:70000", "localhost:x"])
 def test_an_address_to_listen_at_has_a_host_and_a_port(address):
-    with pytest.raises(InvalidValueError, match="Expected (host:port|a port|the address|an address)"):
+    with pytest.raises(
+        InvalidValueError, match="Expected (host:port|a port|a number as the port|the address|an address)"
+    ):
         rpc.Server.create("grpc", address)
 
 
