@@ -36,6 +36,6 @@ class CancelledClosures:
         """Returns how long callers still wait for closures that run although they were cancelled; 0 if for none."""
         if not self._until:
             return 0.0
-        running = {closure for worker in workers for closure in worker.running}
-        self._until = {closure: until for closure, until in self._until.items() if closure in running}
-        return max(0.0, max(self._until.values(), default=0.0) - self._clock())
+        now, running = self._clock(), {closure for worker in workers for closure in worker.running}
+        self._until = {closure: until for closure, until in self._until.items() if until > now and closure in running}
+        return max(self._until.values(), default=now) - now
