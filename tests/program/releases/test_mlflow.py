@@ -178,6 +178,7 @@ def test_values_that_were_not_sent_are_part_of_the_state(make: Make, server, sto
     release(manager, ({"loss": 9}, 4))  # without a state
     assert [row[0] for row in asyncio.run(manager.staged(manager.mark())())] == [1, 2, 3, 4]
     manager.close()
+    assert manager._sender._idle.wait(60)  # what it was about to send would begin a run at the server below
     states.close()
 
     later = FileProgramStateManager(tmp_path)
