@@ -29,6 +29,8 @@ _DIAL_SECONDS = 5.0
 # How long a connection uses gRPC before it tries to open a stream again: after the first failure, and at most.
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+# No token is equal to it.
+_NO_TOKEN = ""
 
 
 class FoundConnection(Connection):
@@ -66,6 +68,7 @@ class FoundConnection(Connection):
         self._loss = loss
         self._grpc = GrpcConnection(target, credentials, words=words, loss=loss)
         self._stream: StreamConnection | None = None
+        self._stream_token: str | None = None
         self._dialing: asyncio.Task[None] | None = None
         self._failures = 0
         self._retry_at = 0.0
@@ -84,9 +87,10 @@ class FoundConnection(Connection):
         return found is not None and found.passes_files
 
     def _open(self) -> Connection | None:
-        """Returns the stream if it is open."""
+        """Returns the stream if it is open, and the server knows this client there by its present token."""
         stream = self._stream
-        return stream if stream is not None and stream.is_open else None
+        is_good = stream is not None and stream.is_open and self._token.get() == self._stream_token
+        return stream if is_good else None
 
     async def _best(self) -> Connection:
         """Returns the connection for a call, and opens a stream if it is time to try."""
@@ -113,8 +117,10 @@ class FoundConnection(Connection):
     async def _dial(self) -> None:
         """Opens a stream, or notes why there is none. Never raises."""
         self._blocking.drop()
+        token = self._token.get()
         try:
-            self._stream = stream = await self._dialed()
+            # What runs over another stream, which was opened with another token, goes on. Then it is idle, and closed.
+            self._stream, self._stream_token = stream, _ = await self._dialed(), token
             # The loop refers to the stream, and so keeps it even if nobody closes this connection.
             weakref.finalize(self, io_loop.call_soon, stream.dropping).atexit = False
             self._failures, self.why_grpc = 0, ""
@@ -154,6 +160,7 @@ class FoundConnection(Connection):
     def _error_of(self, status: CallStatus) -> Exception:
         """Returns the error for a call that the peer has ended with a status."""
         if status.code == Code.UNAUTHENTICATED and status.message == TOKEN_REFUSED:
+            self._stream_token = _NO_TOKEN  # the next call opens a stream
             return token_refused(self._target, self._credentials, self._words)
         return error_from_status(status.code, status.message, status.details or None, self.address, self._words)
 

@@ -20,6 +20,8 @@ from fedstack.service.host.host import GrpcServer
 from fedstack.service.host.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.peers.connection import Connection
+from fedstack.transport.stream.found_connection import FoundConnection
 from fedstack.transport.wire.addresses import parse_target
 
 HEALTH = "/grpc.health.v1.Health/Check"
@@ -294,9 +296,19 @@ def test_all_connections_of_a_client_read_its_token_again_when_the_file_changes(
     ) as thread:
 
         async def work() -> None:
-            connections = [GrpcConnection(parse_target(thread.target), credentials) for _ in range(2)]
-            for token in (b"old", b"new"):
-                replaced(theirs, token)
+            target = parse_target(thread.target)
+            connections: list[Connection] = [GrpcConnection(target, credentials) for _ in range(2)]
+            connections += [FoundConnection(target, credentials, transport=way) for way in ("auto", "stream")]
+            # Also in the order in which nobody is refused meanwhile: the client may have a stream from before.
+            steps = (
+                (b"old", b"old"),
+                (b"new", b"new"),
+                (b"new\nlast", b"new"),
+                (b"new\nlast", b"last"),
+                (b"last", b"last"),
+            )
+            for accepted, token in steps:
+                replaced(theirs, accepted)
                 replaced(ours, token)
                 await asyncio.sleep(1.1)  # they look at most once a second
                 for connection in connections:
