@@ -14,7 +14,7 @@ SLEEPS = {
 MOMENTS = {
     "backends/lost_clients.py": "when lost clients may run again; the phase waits for its events meanwhile",
     "backends/elastic/rebalancing.py": "how long workers have been idle; the phase waits for its events meanwhile",
-    "service/coordinator/cancelled.py": "how long cancelled calls count; who waits waits for the driver's turns",
+    "service/coordinator/cancelled.py": "how long cancelled calls keep their places; the driver's turns free them",
     "service/data/consumer/data_workers.py": "how old a list is, and how long a worker is avoided",
     "service/data/consumer/pass_driver.py": "when the next sign of life is due; the pass waits for its event meanwhile",
     "service/data/dispatcher/dispatch_service.py": "how late the loop was after a pause",

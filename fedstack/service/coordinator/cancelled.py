@@ -1,16 +1,17 @@
-"""Knows the closures that were cancelled while they ran, and how long callers wait until they have ended."""
+"""Knows the closures that were cancelled while they ran, and for how long they keep their places on workers."""
 
 from collections.abc import Callable, Iterable
 
 from fedstack.service.coordinator.calls.closures import Closure, Stop, WorkerState
 
 # Functions cannot be interrupted. Most end soon, and then nothing of what was cancelled goes on behind the caller's
-# back. Those that do not end must not keep `join` from raising the error for which they were cancelled.
+# back. Those that do not end must not keep `join` from raising the error for which they were cancelled, nor a worker
+# from running other calls: the worker has more threads than places.
 CANCELLED_SECONDS = 10.0
 
 
 class CancelledClosures:
-    """The closures that were cancelled while they ran on a worker, until the worker reports that they have ended.
+    """The closures that were cancelled while they ran on a worker, until they have ended or lose their places.
 
     Args:
       clock: Returns the time in seconds.
@@ -32,10 +33,16 @@ class CancelledClosures:
         stops = {worker: [one for one in new if one in worker.running] for worker in workers} if new else {}
         return [Stop(worker, closures) for worker, closures in stops.items() if closures]
 
-    def seconds_left(self, workers: Iterable[WorkerState]) -> float:
-        """Returns how long callers still wait for closures that run although they were cancelled; 0 if for none."""
+    def let_go(self, workers: Iterable[WorkerState]) -> float | None:
+        """Frees the places of closures that still run after their time.
+
+        Returns:
+          The seconds until this method must be called again; `None` means never.
+        """
         if not self._until:
-            return 0.0
-        now, running = self._clock(), {closure for worker in workers for closure in worker.running}
-        self._until = {closure: until for closure, until in self._until.items() if until > now and closure in running}
-        return max(self._until.values(), default=now) - now
+            return None
+        now, running = self._clock(), {closure: worker for worker in workers for closure in worker.running}
+        self._until = {closure: until for closure, until in self._until.items() if closure in running}
+        for closure in [closure for closure, until in self._until.items() if until <= now]:
+            del self._until[closure], running[closure].running[closure]
+        return min(self._until.values()) - now if self._until else None

@@ -64,7 +64,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """The number of closures running on workers, including cancelled ones that a worker has not reported on yet."""
+        """The number of closures running on workers, including those that were cancelled a moment ago."""
         return sum(len(worker.running) for worker in self.workers)
 
     @property
@@ -86,7 +86,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether all closures have ended, and no worker is running one that was cancelled a moment ago."""
-        return not self._unfinished and not self._cancelled.seconds_left(self.workers)
+        return not self._unfinished and not self.running
 
     # Requests from callers.
 
@@ -268,6 +268,7 @@ class Scheduler:
     def actions(self) -> list[Action]:
         """Returns the actions, in the order to run them, that result from events since the last call of this method."""
         workers = self.workers
+        seconds = [self._cancelled.let_go(workers)]
         runs = [RunClosures(worker, closures) for worker, closures in self._queues.assignments(self._can_begin)]
         leaves = [Leave(worker) for worker in workers if worker.draining and losses.has_left(worker)]
         actions: list[Action] = []
@@ -284,7 +285,7 @@ class Scheduler:
         actions += runs
         if self._unfinished and not workers:
             actions.append(Search())
-        seconds = [self._queues.seconds_to_assignments(), self._cancelled.seconds_left(workers) or None]
+        seconds.append(self._queues.seconds_to_assignments())
         if again := [one for one in seconds if one is not None]:
             actions.append(AskAgain(min(again)))
         return actions + leaves

@@ -143,13 +143,27 @@ def test_what_runs_on_after_it_was_cancelled_is_waited_for_a_while() -> None:
     assert not world.scheduler.is_idle
     assert world.asks_again() == CANCELLED_SECONDS - 4
     world.now += CANCELLED_SECONDS - 4
-    assert world.scheduler.is_idle
     assert world.asks_again() is None
+    assert world.scheduler.is_idle
     c = world.add("c")
     world.run(c)
     assert world.scheduler.is_idle
-    world.done(a)
-    assert (a.state, world.scheduler.running) == (ClosureState.CANCELLED, 0)
+    world.scheduler.succeeded(a, world.workers[0], "a at worker 0")
+    assert (a.state, a.held, world.scheduler.running) == (ClosureState.CANCELLED, {}, 0)
+
+
+def test_what_runs_on_after_it_was_cancelled_loses_its_place() -> None:
+    world = World(most_running=1)
+    a, b = world.add("a"), world.add("b")
+    assert world.given() == {"worker 0": ["a"]}
+    world.scheduler.cancel(a)
+    world.now += CANCELLED_SECONDS - 1
+    assert world.given() == {}
+    world.now += 1
+    assert world.given() == {"worker 0": ["b"]}
+    world.scheduler.failed(a, world.workers[0], ValueError("it has ended after all"))
+    world.done(b)
+    assert (world.scheduler.is_idle, world.scheduler.take_errors()) == (True, [])
 
 
 def test_an_error_of_a_closure_that_was_cancelled_for_another_is_told_too() -> None:

@@ -144,7 +144,7 @@ class WorkerState:
       name: The name of the worker in messages.
       threads: The maximum number of calls that the worker runs at the same time; `None` if unknown.
       running: The closures assigned to the worker, each with the time of the assignment. Cancelled closures are
-        included until the worker reports that they have ended.
+        included until the worker reports that they have ended, or a time limit has passed.
       values: The closures whose values the worker holds.
       fetching: The closures in `values` whose values are being fetched.
       to_fetch: The closures in `fetching` whose fetch has not started.
