@@ -29,7 +29,9 @@ _LONGEST_TEXT = 300
 class MLflowReleaseManager(ClosesOnExit, StagedReleaseManager):
     """Releases numbers as metrics of a run of MLflow. Keys are steps.
 
-    Strings, and arrays that have dimensions, are left out. Characters that MLflow does not allow in names become `_`.
+    Strings, and arrays that have dimensions, are left out. Characters that MLflow does not allow in names become `_`;
+    of names that become the same, the first one is kept, and a warning tells of the others and of names that MLflow
+    refuses.
 
     Values are sent by a thread of their own, so that no release waits for MLflow. While MLflow is away, slow or full,
     the program goes on: a warning is logged, and the values are sent when MLflow is back, up to 10,000 releases. With a
@@ -123,6 +125,7 @@ class _Sender:
         self._idle, self._closed = threading.Event(), threading.Event()
         self._idle.set()
         self._is_away = self._is_full = False
+        self._left_out: set[str] = set()  # the names of metrics that MLflow cannot have
         atexit.register(self.close)
 
     def put(self, rows: Sequence[tuple[Key, Row]]) -> None:
@@ -183,15 +186,12 @@ class _Sender:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _is_sent(self, step: int, row: "dict[str, float]") -> bool:
-        """Sends a row. Returns whether this is done, be it that MLflow refuses the row."""
+        """Sends a row, but for what MLflow refuses of it. Returns whether this is done."""
         try:
             if self._run is None:
                 self._run = self._connect()
-            self._run.log(step, row)
+            self._log(self._run, step, row)
         except Exception as error:
-            if self._run is not None and getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
-                _logger.warning("MLflow refuses the values of step %d, which are left out: %s", step, _shown(error))
-                return True
             self._run, self._error = None, error  # what it has is unknown now
             if not self._is_away:
                 self._is_away = True
@@ -205,6 +205,42 @@ class _Sender:
             self._is_away = self._is_full = False
             _logger.info("MLflow is back")
         return True
+
+    def _log(self, run: "MlflowRun", step: int, row: "dict[str, float]") -> None:
+        names: dict[str, str] = {}
+        for name in row:
+            before = names.setdefault(run.name_of(name), name)
+            if before != name and name not in self._left_out:
+                self._left_out.add(name)
+                _logger.warning(
+                    "In MLflow the metrics %r and %r are both called %r; the second one is left out: rename it",
+                    before, name, run.name_of(name),
+                )  # fmt: skip
+        row = {name: value for name, value in row.items() if name not in self._left_out}
+        try:
+            run.log(step, row)
+            return
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+        self._run = run = self._connect()  # which knows what arrived, if these were several requests
+        refused: set[str] = set()
+        for name, value in row.items():
+            try:
+                run.log(step, {name: value})
+            except Exception as error:
+                if not _is_refusal(error):
+                    raise
+                refused.add(name)
+                _logger.warning(
+                    "MLflow refuses the metric %r of step %d, which is left out: %s", name, step, _shown(error)
+                )
+        if len(refused) < len(row):  # else it may be because of the step
+            self._left_out |= refused
+
+
+def _is_refusal(error: Exception) -> bool:
+    return getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE"
 
 
 def _shown(error: Exception) -> str:

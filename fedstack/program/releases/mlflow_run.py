@@ -50,10 +50,15 @@ class MlflowRun:
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """Adds values that the run does not have. MLflow keeps all values of a step, so none is sent twice."""
         now = time.time_ns() // 1_000_000
-        named = [(_STRANGE.sub("_", name), value) for name, value in row.items()]
+        named = [(self.name_of(name), value) for name, value in row.items()]
         missing = [Metric(name, value, now, step) for name, value in named if not self._has(name, step, value)]
         for start in range(0, len(missing), _MOST_METRICS):
             self._client.log_batch(self._id, metrics=missing[start : start + _MOST_METRICS])
+
+    @staticmethod
+    def name_of(name: str) -> str:
+        """Returns the name that a metric has in MLflow."""
+        return _STRANGE.sub("_", name)
 
     def end(self) -> None:
         """Marks the run as finished, if it was found or made by its name."""

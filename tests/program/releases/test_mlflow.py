@@ -213,10 +213,25 @@ def test_what_mlflow_refuses_is_left_out_with_a_warning(
     make: Make, server, store, name, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server:
-        release(manager := make(), ({"x" * 300: 1}, 1), ({"loss": 2}, 2))
+        release(manager := make(), ({"x" * 300: 1}, 1), ({"loss": 2}, 2), ({"loss": 3, "../up": 4, "x" * 300: 5}, 3))
+        release(manager, ({"loss": 6, "../up": 7}, 4))
         manager.close()
-    assert history(store, name, "loss") == [(2, 2)]
-    assert sum("MLflow refuses the values of step 1" in text for text in caplog.messages) == 1
+    assert history(store, name, "loss") == [(2, 2), (3, 3), (4, 6)]
+    assert sum("MLflow refuses the metric 'xxx" in text for text in caplog.messages) == 2
+    assert (
+        sum("MLflow refuses the metric '../up' of step 3, which is left out" in text for text in caplog.messages) == 1
+    )
+
+
+def test_of_metrics_that_mlflow_would_call_the_same_the_first_is_kept(
+    make: Make, server, store, name, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server:
+        release(manager := make(), ({"acc%": 1, "acc$": 2, "loss": 3}, 1), ({"acc%": 4, "acc$": 5}, 2))
+        manager.close()
+    assert history(store, name, "acc_") == [(1, 2), (2, 5)]
+    assert history(store, name, "loss") == [(1, 3)]
+    assert sum("metrics 'acc$' and 'acc%' are both called 'acc_'" in text for text in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("bad", ["", "it's"])
