@@ -14,6 +14,7 @@ import pytest
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
 from fedstack.service.data import Dataset
+from fedstack.service.data.datasets import arrow_files
 from fedstack.service.data.datasets.definitions import definition_of, read_definition
 
 ROWS = 10
@@ -240,6 +241,13 @@ def test_a_line_of_json_that_does_not_fit_is_named_by_its_row(tmp_path: Path, li
     (tmp_path / "a.jsonl").write_text(before * 20_000 + "\n" + before * 20_000 + line + "\n" + before)
     with pytest.raises(InvalidValueError, match=message):
         list(Dataset.from_json_lines(tmp_path / "a.jsonl", {"y": np.str_, "x": kind}))
+
+
+def test_a_line_of_json_that_is_too_long_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_files, "_TEXT_BYTES", 1000)
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n{"x": 2, "y": "' + "p" * 5000 + '"}\n')
+    with pytest.raises(InvalidValueError, match="at most 1000 bytes in .*a.jsonl, row 2, found 5018; divide"):
+        list(Dataset.from_json_lines(tmp_path / "a.jsonl", {"x": np.int32}))
 
 
 def test_a_list_of_another_length_is_named_by_its_row(tmp_path: Path) -> None:

@@ -266,6 +266,10 @@ class JsonLinesFiles(ArrowFiles):
     def misread(self, path: str, error: Exception) -> InvalidValueError:
         for row, line in _json_rows(path, self.columns):
             found = f"{path}, row {row}"
+            if len(line) > _TEXT_BYTES:
+                return InvalidValueError(
+                    f"Expected at most {_TEXT_BYTES} bytes in {found}, found {len(line)}; divide the object into more"
+                )
             try:
                 members = cast(object, json.loads(line))
             except ValueError as reason:
