@@ -31,7 +31,7 @@ def check_whole_number(name: str, value: object, least: int | None = None, most:
     Args:
       name: The name of the parameter, for the message.
       value: The value that the user passed.
-      least: The minimum; `None` for no limit, and then `most` is not given either.
+      least: The minimum; `None` for no limits at all.
       most: The maximum; `None` for no limit.
 
     Raises:

@@ -137,7 +137,7 @@ def _tell(
 
 
 async def _follow(member: M, heard: "weakref.WeakMethod[Callable[[M, Exception | None], None]]") -> None:
-    """Waits until a member reports that it is draining, and then until the member has stopped."""
+    """Waits until a member reports that it is draining, and then until it has stopped or was started again."""
     connection, found = member.stub.connection, None
     async for _ in Deadline().attempts(itertools.repeat(_AGAIN_SECONDS)):
         with contextlib.suppress(FedstackError):  # other code detects losses

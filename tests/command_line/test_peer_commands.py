@@ -380,49 +380,42 @@ def test_check_of_a_server_with_methods_says_what_it_is(capsys: pytest.CaptureFi
         assert "is up: a server with methods to call\n" in capsys.readouterr().out
 
 
-def test_a_server_that_hangs_up_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    def hang_up(listening: socket.socket) -> None:
+@contextlib.contextmanager
+def server_that(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """Yields the port of a server that answers each connection in this way, once the client has sent something."""
+
+    def serve(listening: socket.socket) -> None:
         while True:
             connection, _ = listening.accept()
             with connection:
-                connection.settimeout(0.05)
+                connection.settimeout(0.05)  # who looks whether anybody listens sends nothing
                 with contextlib.suppress(TimeoutError):
                     if connection.recv(1) == b"q":
                         return
+                answer(connection)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=hang_up, args=[listening])
+        thread = threading.Thread(target=serve, args=[listening])
         thread.start()
         port = listening.getsockname()[1]
         try:
-            found = complaint(capsys, f"127.0.0.1:{port}", "--timeout", "3")
+            yield port
         finally:
             with socket.create_connection(("127.0.0.1", port)) as last:
                 last.sendall(b"q")
             thread.join()
+
+
+def test_a_server_that_hangs_up_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    with server_that(lambda _: None) as port:
+        found = complaint(capsys, f"127.0.0.1:{port}", "--timeout", "3")
     assert "it closes connections immediately; check whether it" in found
     assert "has room for another connection (--max-connections)" in found
 
 
 def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    def greet(listening: socket.socket) -> None:
-        while True:
-            connection, _ = listening.accept()
-            with connection:
-                if connection.recv(1) == b"q":
-                    return
-                connection.sendall(b"220 mail.example ESMTP ready\r\n")
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=greet, args=[listening])
-        thread.start()
-        port = listening.getsockname()[1]
-        try:
-            found = complaint(capsys, f"127.0.0.1:{port}", "--timeout", "3")
-        finally:
-            with socket.create_connection(("127.0.0.1", port)) as last:
-                last.sendall(b"q")
-            thread.join()
+    with server_that(lambda connection: connection.sendall(b"220 mail.example ESMTP ready\r\n")) as port:
+        found = complaint(capsys, f"127.0.0.1:{port}", "--timeout", "3")
     assert found == f"Cannot use the server at 127.0.0.1:{port}: it does not speak gRPC; correct the host and port"
 
 

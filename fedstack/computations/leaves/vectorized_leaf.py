@@ -116,7 +116,7 @@ def _unstacked(type_spec: Type, lanes: int, name: str, path: str) -> Type:
     )
 
 
-# What is no advice for groups, whose number of rows does not vary.
+# Advice that does not apply to a group, whose number of rows is fixed.
 _VARYING = re.compile(r"; declare [^;]* if the number of rows varies")
 
 

@@ -16,9 +16,9 @@ from fedstack.computations.types.language import (
     StructType,
     Type,
     contains_only_server_placed_data,
-    struct_elements,
 )
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_placed_at_clients
+from fedstack.computations.values.records import split_struct
 from fedstack.data.client_seeds import ClientId
 from fedstack.data.client_states.store_folders import ClientStateFolders
 from fedstack.errors import InvalidComputationError, TypeMismatchError
@@ -130,15 +130,6 @@ def states_in(arg: object, parameter: Type | None) -> list[SavedClientStates]:
     return list(dict.fromkeys(states for value, member in clients for states in _owners(value, member)))
 
 
-def members_of(value: object, struct: StructType) -> Sequence[object]:
-    """Returns the members of an argument, in the order of its type."""
-    if isinstance(value, Struct):
-        return [member for _, member in struct_elements(value)]
-    if isinstance(value, dict):
-        return [cast("dict[str | None, object]", value)[name] for name, _ in fields_of(struct)]
-    return cast("Sequence[object]", value)
-
-
 def _not_seen(result: Type) -> InvalidComputationError:
     return InvalidComputationError(
         f"Expected a computation whose result is placed at the server, or not placed, found the result {result}; a "
@@ -153,7 +144,7 @@ def _clients_in(arg: object, type_spec: Type | None) -> "Iterator[tuple[Sequence
         _check_selected(arg)
         yield cast("Sequence[object]", arg), type_spec.member
     elif isinstance(type_spec, StructType) and isinstance(arg, (Struct, dict, list, tuple)):
-        for member, (_, member_type) in zip(members_of(cast(Any, arg), type_spec), fields_of(type_spec)):
+        for member, (_, member_type) in zip(split_struct(cast(object, arg), type_spec, "arg"), fields_of(type_spec)):
             yield from _clients_in(member, member_type)
 
 
@@ -209,7 +200,7 @@ def _paths(value: object, member: Type) -> Iterator[Path]:
     elif isinstance(member, StructType) and isinstance(value, (Struct, dict, list, tuple)):
         for index, (name, field) in enumerate(fields_of(member)):
             step = name if isinstance(value, dict) and name is not None else index
-            for path in _paths(members_of(cast(Any, value), member)[index], field):
+            for path in _paths(split_struct(cast(object, value), member, "arg[client 0]")[index], field):
                 yield (step, *path)
 
 

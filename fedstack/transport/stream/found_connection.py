@@ -29,7 +29,7 @@ _DIAL_SECONDS = 5.0
 # How long a connection uses gRPC before it tries to open a stream again: after the first failure, and at most.
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
-# No token is equal to it.
+# Differs from every token.
 _NO_TOKEN = ""
 
 
@@ -69,6 +69,7 @@ class FoundConnection(Connection):
         self._grpc = GrpcConnection(target, credentials, words=words, loss=loss)
         self._stream: StreamConnection | None = None
         self._stream_token: str | None = None
+        self._replaced: list[StreamConnection] = []
         self._dialing: asyncio.Task[None] | None = None
         self._failures = 0
         self._retry_at = 0.0
@@ -119,8 +120,11 @@ class FoundConnection(Connection):
         self._blocking.drop()
         token = self._token.get()
         try:
-            # What runs over another stream, which was opened with another token, goes on. Then it is idle, and closed.
-            self._stream, self._stream_token = stream, _ = await self._dialed(), token
+            stream = await self._dialed()
+            if self._stream is not None and self._stream.is_open:
+                self._replaced.append(self._stream)  # it was opened with another token; what runs over it goes on
+            self._replaced = [one for one in self._replaced if one.is_open]
+            self._stream, self._stream_token = stream, token
             # The loop refers to the stream, and so keeps it even if nobody closes this connection.
             weakref.finalize(self, io_loop.call_soon, stream.dropping).atexit = False
             self._failures, self.why_grpc = 0, ""
@@ -248,8 +252,9 @@ class FoundConnection(Connection):
         if self._dialing is not None:
             self._dialing.cancel()
             await asyncio.gather(self._dialing, return_exceptions=True)
-        if self._stream is not None:
-            await self._stream.close()
+        for stream in (self._stream, *self._replaced):
+            if stream is not None:
+                await stream.close()
         self._blocking.close()
         await self._grpc.close()
 

@@ -252,6 +252,17 @@ def test_without_the_token_there_is_no_ticket() -> None:
         on_loop(work)
 
 
+def mutual(files: CertificateFiles) -> tuple[ServerCredentials, ClientCredentials]:
+    """Returns the credentials of a server and a client that show each other certificates."""
+    theirs = ServerCredentials.from_files(
+        certificate=files.server_cert, private_key=files.server_key, client_root_certificates=files.ca
+    )
+    mine = ClientCredentials.from_files(
+        root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
+    )
+    return theirs, mine
+
+
 def test_streams_use_the_certificates_of_the_server(files: CertificateFiles) -> None:
     async def work() -> None:
         async with dialled(server, mine) as connection:
@@ -267,12 +278,7 @@ def test_streams_use_the_certificates_of_the_server(files: CertificateFiles) -> 
         with pytest.raises(WorkerUnavailableError):  # without the client's certificate
             await dial(("localhost", response.port), hello, "the server", WALL, client_security(without, "localhost"))
 
-    theirs = ServerCredentials.from_files(
-        certificate=files.server_cert, private_key=files.server_key, client_root_certificates=files.ca
-    )
-    mine = ClientCredentials.from_files(
-        root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
-    )
+    theirs, mine = mutual(files)
     with serving(credentials=theirs, host="localhost") as server:
         on_loop(work)
 
@@ -294,12 +300,7 @@ def test_a_stranger_with_a_certificate_who_sends_garbage_and_leaves_is_no_error_
                 secured.sendall(b"\xff" * 2_000_000)
                 secured.recv(10)
 
-    theirs = ServerCredentials.from_files(
-        certificate=files.server_cert, private_key=files.server_key, client_root_certificates=files.ca
-    )
-    mine = ClientCredentials.from_files(
-        root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
-    )
+    theirs, mine = mutual(files)
     with serving(credentials=theirs, host="localhost") as server:
         on_loop(ask)
         for _ in range(60):
